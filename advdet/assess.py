@@ -1,0 +1,109 @@
+"""What an attack found, judged: its record and its per-image arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from advdet import records
+from advdet.attacks.base import AttackResult
+from advdet.defenses import FittedDefense, classify_images, score_images
+from advdet.judge import is_wanted, judge, round_to_8_bit
+from advdet.types import Batch
+
+_NOISE, _REFERENCE = 0x4E4F, 0x5245
+_REFERENCE_IMAGES = 2000  # clean test images that accuracy and false positives are taken over
+
+
+def assess(
+    *,
+    run: dict[str, Any],
+    victim: FittedDefense,
+    clean: Batch,
+    test: Batch,
+    goal: np.ndarray,
+    targeted: bool,
+    found: AttackResult,
+    baseline_l2: float | None,
+    seconds: dict[str, float],
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Record and per-image arrays of what an attack found.
+
+    Args:
+      run: the record's `run` part.
+      victim: the true defence with its thresholds.
+      clean: [N] the attacked images.
+      test: the test split they come from.
+      goal: [N] wanted classes, or true ones where not targeted.
+      targeted: which of the two.
+      found: [N] what the attack returned.
+      baseline_l2: mean L2 on the undefended classifier.
+      seconds: {compile, run}.
+    """
+    defense, seed, point = victim.defense, run["seed"], run["operating_point"]
+    see = lambda images: judge(defense, images, clean.ids, goal, targeted=targeted, seed=seed)
+    labelled = judge(defense, clean.images, clean.ids, clean.labels, targeted=True, seed=seed)
+    adversarial = see(found.image)
+    images_8bit = round_to_8_bit(found.image)
+    succeeded = labelled.wanted & found.success
+    noisy = None
+    if succeeded.any():
+        noisy = see(_with_noise(seed, clean, found.distance)).take(succeeded)
+    record = records.build(
+        run=run,
+        thresholds=victim.thresholds,
+        found=found,
+        clean=labelled,
+        adversarial=adversarial,
+        rounded=see(images_8bit),
+        shown=see(np.where(found.success[:, None, None, None], found.image, found.nearest_miss)),
+        nearest=see(found.nearest_miss),
+        noisy=noisy,
+        reference=_reference(seed, victim, test.take(slice(max(len(goal), _REFERENCE_IMAGES)))),
+        clean_images=clean.images,
+        baseline_l2=baseline_l2,
+        seconds=seconds,
+    )
+    threshold = victim.thresholds.get(point)
+    arrays = {
+        "id": np.asarray(clean.ids),
+        "label": np.asarray(clean.labels),
+        "target_class": np.asarray(goal, np.int32),
+        "clean_score": labelled.scores,
+        "adversarial_score": adversarial.scores,
+        "clean_correct": labelled.wanted,
+        "flagged": adversarial.flagged(threshold),
+        "classified_as_wanted": adversarial.wanted,
+        "judged_success": adversarial.success(threshold).astype(np.float32),
+        "image_uint8": np.round(images_8bit * 255).astype(np.uint8),
+        **found._asdict(),
+    }
+    return record, arrays
+
+
+def _with_noise(seed: int, clean: Batch, distance: np.ndarray) -> np.ndarray:
+    """Clean images with Gaussian noise of these L2 norms (0 where infinite), clipped to the box."""
+    root = jax.random.fold_in(jax.random.key(seed), _NOISE)
+    shape = clean.images.shape[1:]
+    draw = lambda i: jax.random.normal(jax.random.fold_in(root, i), shape)
+    noise = np.asarray(jax.vmap(draw)(clean.ids))
+    norms = np.sqrt(np.sum(np.square(noise), axis=(1, 2, 3), keepdims=True))
+    length = np.where(np.isfinite(distance), distance, 0.0).reshape(-1, 1, 1, 1)
+    return np.clip(clean.images + length * noise / norms, 0.0, 1.0).astype(np.float32)
+
+
+def _reference(seed: int, victim: FittedDefense, batch: Batch) -> dict[str, Any]:
+    """Accuracy and false positive rates over many clean test images, one draw each."""
+    root = jax.random.fold_in(jax.random.key(seed), _REFERENCE)
+    key_logits, key_scores = jax.random.split(root)
+    logits = classify_images(key_logits, victim.defense, batch.images, batch.ids)
+    rates: dict[str, float | None] = dict.fromkeys(records.POINTS)
+    if victim.thresholds:
+        scores = score_images(key_scores, victim.defense, batch.images, batch.ids)
+        for name, threshold in victim.thresholds.items():
+            if threshold is not None:
+                rates[name] = float(np.mean(scores > np.float32(threshold)))
+    accuracy = float(is_wanted(logits, np.asarray(batch.labels), True).mean())
+    return {"accuracy": accuracy, "false_positive_rate": rates, "n": len(batch.labels)}

@@ -1,0 +1,107 @@
+"""What every attack is: a state machine for one image, which the driver vmaps.
+
+    init(key, image_id, image, target, start, free) -> state
+    step(key, objective, defense, state) -> state          one look at all goals
+    done(state) -> bool
+    result(state) -> AttackResult
+
+`key` is the image's own; a step folds in its count. A state holds no key, so an image's result
+depends neither on its batch mates nor on when it was run.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class AttackResult(NamedTuple):
+    """What an attack found for one image (or, with a leading [N], for many).
+
+    Attributes:
+      image: [H, W, C] the nearest image that reached all goals; the clean image where none did.
+      success: [] bool, whether one did.
+      distance: [] L2 from the clean image; inf where none did.
+      const: [] the constant c of the success (C&W), NaN where the attack has none or failed.
+      nearest_miss: [H, W, C] the visited image that met the classifier's goals with the least
+        violation of the detector's; the clean image where none met them.
+      missed: [] bool, whether there is such an image.
+      num_gradients: [] backward passes of this one image.
+    """
+
+    image: jax.Array
+    success: jax.Array
+    distance: jax.Array
+    const: jax.Array
+    nearest_miss: jax.Array
+    missed: jax.Array
+    num_gradients: jax.Array
+
+
+class Best(NamedTuple):
+    """The best of the visited images so far; carried inside an attack's state.
+
+    Attributes as in `AttackResult`, with squared distance and the violation of the nearest miss.
+    """
+
+    image: jax.Array
+    squared_distance: jax.Array
+    const: jax.Array
+    nearest_miss: jax.Array
+    violation: jax.Array
+    missed: jax.Array
+
+
+def nothing_yet(image: jax.Array) -> Best:
+    """Nothing found yet: the clean image [H, W, C] stands in."""
+    infinite = jnp.float32(jnp.inf)
+    return Best(image, infinite, jnp.float32(jnp.nan), image, infinite, jnp.bool_(False))
+
+
+def keep_best(best: Best, image, squared_distance, const, goals, accepted) -> Best:
+    """Takes a visited image in where it is better.
+
+    Args:
+      best: so far.
+      image: [H, W, C] visited.
+      squared_distance: [] its squared L2 from the clean image.
+      const: [] the constant in force, NaN where there is none.
+      goals: its `Goals`.
+      accepted: [] bool, whether it counts as a success.
+    """
+    better = accepted & (squared_distance < best.squared_distance)
+    nearer = goals.classifier_met() & (~best.missed | (goals.violation() < best.violation))
+    return Best(
+        image=jnp.where(better, image, best.image),
+        squared_distance=jnp.where(better, squared_distance, best.squared_distance),
+        const=jnp.where(better, const, best.const),
+        nearest_miss=jnp.where(nearer, image, best.nearest_miss),
+        violation=jnp.where(nearer, goals.violation(), best.violation),
+        missed=best.missed | nearer,
+    )
+
+
+def report(best: Best, num_gradients: jax.Array) -> AttackResult:
+    """The result of an attack that visited these images."""
+    return AttackResult(
+        image=best.image,
+        success=jnp.isfinite(best.squared_distance),
+        distance=jnp.sqrt(best.squared_distance),
+        const=best.const,
+        nearest_miss=best.nearest_miss,
+        missed=best.missed,
+        num_gradients=num_gradients,
+    )
+
+
+def confirmed(key, objective, defense, image, target, goals) -> jax.Array:
+    """Whether goals that were met once are met again with fresh draws; [] bool.
+
+    Of many noisy looks an attack keeps the nearest success, hence the luckiest one; a second draw
+    that chose nothing takes most of that luck out. Costs nothing where nothing is random.
+    """
+    if not objective.is_random(defense):
+        return goals.met()
+    return goals.met() & objective(key, defense, image, target).met()

@@ -1,0 +1,94 @@
+"""The presets: one table of attack x data set, and the attacks by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from advdet.attacks.carlini_wagner import MINIMUM_TRAVEL, CarliniWagner
+from advdet.attacks.ddn import DDN
+from advdet.types import InputError
+
+ATTACKS = {"carlini_wagner": CarliniWagner, "ddn": DDN}
+PRESETS = ("smoke", "fast", "thorough", "paper")
+NUM_IMAGES = {"smoke": 16, "fast": 100, "thorough": 1000, "paper": 100}
+
+_DIGITS = {  # black and white: pixels start at the edge of the box and need a large rate
+    "smoke": dict(binary_search_steps=3, steps=50, learning_rate=0.1, initial_const=1.0),
+    "fast": dict(binary_search_steps=5, steps=300, learning_rate=0.1, initial_const=1.0),
+    "thorough": dict(binary_search_steps=9, steps=1000, learning_rate=0.01, initial_const=1e-3),
+}
+_PHOTOS = {
+    "smoke": dict(binary_search_steps=3, steps=50, learning_rate=0.01, initial_const=0.1),
+    "fast": dict(binary_search_steps=5, steps=300, learning_rate=0.01, initial_const=0.1),
+    "thorough": dict(binary_search_steps=9, steps=1000, learning_rate=0.01, initial_const=1e-3),
+}
+_DDN = {"smoke": dict(steps=30), "fast": dict(steps=300), "thorough": dict(steps=1000)}
+
+# The row of the paper's own experiment, by defence; for others its MNIST baseline.
+_PAPER = {
+    "dropout": dict(
+        binary_search_steps=4, steps=1000, learning_rate=0.1, initial_const=1.0, abort_early=False
+    ),
+}
+_PAPER_DEFAULT = dict(binary_search_steps=3, steps=3000, learning_rate=0.1, initial_const=1.0)
+# What `paper` fills beside the attack's own settings.
+PAPER_RUN = dict(
+    objective="paper", targets="paper", operating_point="native", attack="carlini_wagner"
+)
+PAPER_CONFIDENCE = {"dropout": 1.0}
+
+
+def settings(attack: str, preset: str, channels: int, defense: str) -> dict:
+    """An attack's settings in a preset.
+
+    Args:
+      attack: a name in `ATTACKS`.
+      preset: a name in `PRESETS`.
+      channels: 1 takes the column for digits (MNIST), more the one for photographs (CIFAR-10).
+      defense: the defence attacked; `paper` depends on it.
+
+    Raises:
+      InputError: unknown preset.
+    """
+    if preset not in PRESETS:
+        raise InputError(f"unknown preset {preset!r}; known: {', '.join(PRESETS)}")
+    if attack == "ddn":
+        return dict(_DDN["fast" if preset == "paper" else preset])
+    if preset == "paper":
+        return dict(_PAPER.get(defense, _PAPER_DEFAULT))
+    return dict((_DIGITS if channels == 1 else _PHOTOS)[preset])
+
+
+def make(attack: str, values: dict):
+    """The attack with these settings; those of other attacks are left out.
+
+    Raises:
+      InputError: a number out of range.
+    """
+    if attack not in ATTACKS:
+        raise InputError(f"unknown attack {attack!r}; known: {', '.join(ATTACKS)}, all")
+    kind = ATTACKS[attack]
+    known = {field.name for field in dataclasses.fields(kind)}
+    made = kind(**{name: value for name, value in values.items() if name in known})
+    for name in ("steps", "binary_search_steps"):
+        if name in known and getattr(made, name) < 1:
+            raise InputError(f"{name} must be at least 1, not {getattr(made, name)}")
+    for name in ("learning_rate", "initial_const"):
+        if name in known and not getattr(made, name) > 0:
+            raise InputError(f"{name} must be above 0, not {getattr(made, name)}")
+    return made
+
+
+def frozen_edge_warning(attack, images) -> str | None:
+    """A warning where C&W's rate and steps cannot move a pixel at the edge of the box."""
+    if not isinstance(attack, CarliniWagner):
+        return None
+    travel = attack.learning_rate * attack.steps
+    share = float(((images <= 0) | (images >= 1)).mean())
+    if travel >= MINIMUM_TRAVEL or share < 0.05:
+        return None
+    return (
+        f"learning_rate x steps = {travel:g} is below {MINIMUM_TRAVEL:g}: the {share:.0%} of "
+        "pixels at the edge of the box can hardly move, and C&W will fail or find far images. "
+        "Raise --learning_rate or --steps."
+    )

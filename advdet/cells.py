@@ -1,0 +1,184 @@
+"""One cell of work: one attack on one view, over all images, kept on disk as it goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from advdet import results
+from advdet.attacks import driver
+from advdet.attacks.base import AttackResult
+from advdet.types import Batch
+
+_ATTACK, _TARGETS = 0x4154, 0x5447
+_CPU_LANES, _ACCELERATOR_LANES = 32, 256
+
+
+def default_lanes(num_images: int) -> int:
+    """Lanes a device: as many as pay, and no more than there are images."""
+    most = _CPU_LANES if jax.default_backend() == "cpu" else _ACCELERATOR_LANES
+    return max(1, min(most, -(-num_images // len(jax.devices()))))
+
+
+def random_targets(seed: int, labels: np.ndarray, ids: np.ndarray, num_classes: int) -> np.ndarray:
+    """[N] a wrong class for each image, uniform, from seed and image id alone."""
+    root = jax.random.fold_in(jax.random.key(seed), _TARGETS)
+    draw = lambda i: jax.random.randint(jax.random.fold_in(root, i), (), 1, num_classes)
+    return (labels + np.asarray(jax.vmap(draw)(ids))).astype(np.int32) % num_classes
+
+
+def attack_images(
+    name: str,
+    attack,
+    objective,
+    view,
+    batch: Batch,
+    targets: np.ndarray,
+    *,
+    seed: int,
+    lanes: int,
+    path: Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> tuple[AttackResult, dict[str, float]]:
+    """Attacks all images of a batch, or what a partial file leaves of them.
+
+    Args:
+      name: of the attack, for the progress line.
+      attack, objective: what to run.
+      view: the defence that the attacker is shown.
+      batch: [N] clean images with their true labels.
+      targets: [N] wanted classes, or true ones where untargeted.
+      seed: of the run.
+      lanes: a device.
+      path: of the record, beside which finished images are kept; None keeps nothing.
+      resume: go on with the partial file there.
+      progress: show a line on stderr.
+
+    Returns:
+      The results, NumPy [N, ...], and {compile, run} seconds.
+
+    Raises:
+      InputError: the partial file is damaged.
+      KeyboardInterrupt: after finished images were saved.
+    """
+    done, kept = _resumed(path, batch, resume)
+    root = jax.random.fold_in(jax.random.key(seed), _ATTACK)
+    show = _Line(name, attack, len(targets), int(done.sum()), progress)
+    save_cost, saved_at, latest = 0.0, time.perf_counter(), None
+
+    def merged(now):
+        pick = lambda new, old: np.where(done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
+        return done | now.finished, AttackResult(*map(pick, now.results, kept))
+
+    def save(now):
+        nonlocal save_cost, saved_at
+        began = time.perf_counter()
+        finished, found = merged(now)
+        results.save_partial(path, finished, found._asdict())
+        saved_at = time.perf_counter()
+        save_cost = saved_at - began
+
+    def on_slice(now):
+        nonlocal latest
+        finished, found = merged(now)
+        show(now, finished, found)
+        news = latest is None or now.finished.sum() > latest.finished.sum()
+        latest = now
+        if path is not None and news and now.finished.any():
+            if time.perf_counter() - saved_at > 20 * save_cost:
+                save(now)
+
+    try:
+        if done.all():
+            return kept, {"compile": 0.0, "run": 0.0}
+        last = driver.run(
+            root, attack, objective, view, batch.images, targets, batch.ids,
+            lanes=lanes, todo=np.flatnonzero(~done), on_slice=on_slice,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if path is not None and latest is not None:
+            save(latest)
+            count = int(merged(latest)[0].sum())
+            print(
+                f"\ninterrupted: {count} of {len(targets)} images are kept in "
+                f"{results.partial_path(path)}; the same command with --resume goes on",
+                file=sys.stderr,
+            )
+        raise
+    finally:
+        show.close()
+    if path is not None:
+        save(last)  # whole, until the record stands in its place
+    return merged(last)[1], {"compile": last.compile_seconds, "run": last.run_seconds}
+
+
+def _resumed(path: Path | None, batch: Batch, resume: bool) -> tuple[np.ndarray, AttackResult]:
+    """Which images are done already, and their results."""
+    n = len(batch.labels)
+    flag, number = np.zeros(n, bool), np.zeros(n, np.float32)
+    image = np.zeros(batch.images.shape, np.float32)
+    blank = AttackResult(image, flag, number, number, image, flag, np.zeros(n, np.int32))
+    if path is None or not resume:
+        return flag, blank
+    stored = results.load_partial(path, {"finished": flag, **blank._asdict()})
+    if stored is None:
+        return flag, blank
+    return stored.pop("finished"), AttackResult(**stored)
+
+
+class _Line:
+    """The progress line: images done, success so far, mean L2, rate, time left."""
+
+    def __init__(self, name, attack, num_images, already, progress):
+        self._limit, self._num_images, self._already = attack.max_steps(), num_images, already
+        self._estimated = False
+        self._bar = tqdm(
+            total=num_images, initial=already, desc=name, file=sys.stderr, disable=not progress,
+            bar_format="{desc}: {n_fmt}/{total_fmt} images [{elapsed}{postfix}]",
+        )  # fmt: skip
+
+    def __call__(self, now, finished: np.ndarray, found: AttackResult) -> None:
+        if now.run_seconds == 0:
+            self._bar.set_postfix_str(f"compiled in {now.compile_seconds:.0f} s")
+            return
+        rate = now.lane_steps / now.run_seconds
+        count, fresh = int(finished.sum()), int(now.finished.sum())
+        each = self._limit if fresh == 0 else self._spent(now) / fresh
+        left = max(0.0, (self._num_images - self._already) * each - now.lane_steps) / rate
+        if not self._estimated and now.run_seconds > 0.2:
+            self._estimated = True
+            most = (self._num_images - self._already) * self._limit / rate
+            self._bar.write(
+                f"{self._bar.desc}: at {rate:,.0f} steps a second at most {_clock(most)}",
+                file=sys.stderr,
+            ) if not self._bar.disable else None
+        won = finished & found.success
+        parts = [f"success {won.sum() / count:.0%}" if count else "none finished yet"]
+        if won.any():
+            parts.append(f"mean L2 {found.distance[won].mean():.2f}")
+        parts += [f"{rate:,.0f} steps/s", f"about {_clock(left)} left"]
+        self._bar.n = count
+        self._bar.set_postfix_str(", ".join(parts))
+
+    def _spent(self, now) -> float:
+        """Steps of the images that are finished; those under way are taken as half done."""
+        fresh = int(now.finished.sum())
+        under_way = min(self._num_images - self._already - fresh, fresh)
+        return now.lane_steps * fresh / max(1.0, fresh + 0.5 * under_way)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+Say = Callable[[str], None]

@@ -1,0 +1,83 @@
+"""The detectors by name, in the paper's order, and how one is named on a command line."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import importlib
+import re
+
+from advdet.detectors.base import Detector, NoDetector
+from advdet.detectors.dropout import Dropout
+from advdet.types import InputError
+
+DETECTORS: dict[str, type[Detector]] = {
+    "none": NoDetector,
+    "dropout": Dropout,
+}
+
+
+def from_spec(spec: str) -> Detector:
+    """The detector that a word names.
+
+    Args:
+      spec: a name in `DETECTORS`, or `package.module:Class`; hyperparameters follow a colon, as in
+        `dropout:num_samples=50,tau=0.02`.
+
+    Raises:
+      InputError: unknown name, class or hyperparameter, or a value that does not fit.
+    """
+    name, *rest = spec.split(":")
+    kind = DETECTORS.get(name)
+    if kind is None and rest and "=" not in rest[0]:
+        kind = _foreign(name, rest.pop(0))
+    if kind is None:
+        close = difflib.get_close_matches(name, DETECTORS, n=1, cutoff=0.4)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise InputError(
+            f"unknown defence {name!r}; known: {', '.join(DETECTORS)}, "
+            f"or package.module:Class{hint}"
+        )
+    known = [field.name for field in dataclasses.fields(kind)]
+    values = {}
+    for part in filter(None, ",".join(rest).split(",")):
+        option, equals, text = part.partition("=")
+        if not equals or option not in known:
+            raise InputError(
+                f"defence {name} has no hyperparameter {option!r}; it has: "
+                f"{', '.join(known) or 'none'} (written name=value)"
+            )
+        values[option] = _value(text)
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"defence {spec}: {error}") from None
+
+
+def name_of(detector: Detector) -> str:
+    """The name in `DETECTORS`, or a foreign class's name in snake case."""
+    for name, kind in DETECTORS.items():
+        if type(detector) is kind:
+            return name
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(detector).__name__).lower()
+
+
+def _foreign(module: str, name: str) -> type[Detector]:
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"defence {module}:{name} cannot be imported: {error}") from None
+    if not (isinstance(kind, type) and issubclass(kind, Detector)):
+        raise InputError(f"{module}:{name} is not a subclass of advdet.Detector")
+    return kind
+
+
+def _value(text: str):
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+__all__ = ["DETECTORS", "Detector", "Dropout", "NoDetector", "from_spec", "name_of"]

@@ -1,0 +1,65 @@
+"""What every detector is: a frozen dataclass of hyperparameters with pure methods.
+
+Nothing learned lives on a detector; `fit` returns it as a pytree, which the other methods receive
+as `fitted`. Detectors are equal by value, so two defences of one kind share one compiled attack.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+
+from advdet.types import Classifier, FitData, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Detector:
+    """Base of all detectors; a detector of kind "score" must define `score`.
+
+    Class attributes:
+      kind: "score" (flags an image whose score exceeds the threshold), "corrector" (changes the
+        answer, flags nothing), "set" (judges sets of images) or "none" (the undefended classifier).
+      needs_adversarial: whether `fit` wants adversarial training images.
+      differentiable: whether `score` and `logits` have useful gradients.
+      random: whether `score` uses its key; the judge then draws several times.
+    """
+
+    kind: ClassVar[str] = "score"
+    needs_adversarial: ClassVar[bool] = False
+    differentiable: ClassVar[bool] = True
+    random: ClassVar[bool] = False
+
+    def fit(self, key: jax.Array, classifier: Classifier, data: FitData) -> PyTree:
+        """Learns what the detector needs from clean (and adversarial) images.
+
+        Args:
+          key: consumed.
+          classifier: the classifier to be defended.
+          data: images to learn from; never those that set thresholds or are attacked.
+
+        Returns:
+          A pytree whose array shapes follow from the hyperparameters.
+        """
+        del key, classifier, data
+        return ()
+
+    def logits(
+        self, key: jax.Array, fitted: PyTree, classifier: Classifier, images: jax.Array
+    ) -> jax.Array:
+        """The defended classifier's logits [B, K] for images [B, H, W, C]."""
+        del key, fitted
+        return classifier(images).logits
+
+    def native_threshold(self, fitted: PyTree) -> float | None:
+        """The threshold that the detector's paper gives, None where it gives none."""
+        del fitted
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDetector(Detector):
+    """No defence at all: the baseline, and what a zero-knowledge attacker sees."""
+
+    kind: ClassVar[str] = "none"

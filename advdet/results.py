@@ -1,0 +1,168 @@
+"""Records on disk: JSON beside npz, written whole or not at all, and partial ones to go on with.
+
+    <results_dir>/<dataset>/<threat_model>/<defense>/<attack>.<objective>/
+        <targets>-<operating_point>-k<confidence>-<8 hex of all settings>-seed<k>.json
+
+A run that is not finished keeps its finished images in `<same name>.partial.npz`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from advdet.types import InputError
+
+SCHEMA = 1
+
+
+def settings_hash(settings: dict[str, Any]) -> str:
+    """Eight hex digits of everything that could change a result."""
+    return hashlib.sha256(_json(settings).encode()).hexdigest()[:8]
+
+
+def record_path(results_dir: str | Path, run: dict[str, Any]) -> Path:
+    """Where a record of this `run` part belongs.
+
+    Args:
+      results_dir: the folder of all results.
+      run: the record's `run` part; `settings_hash` in it covers the rest.
+    """
+    stem = (
+        f"{run['targets']}-{run['operating_point']}-k{run['settings']['confidence']:g}-"
+        f"{run['settings_hash']}-seed{run['seed']}"
+    )
+    cell = Path(results_dir, run["dataset"], run["threat_model"], run["defense"])
+    return cell / f"{run['attack']}.{run['objective']}" / f"{stem}.json"
+
+
+def check_writable(results_dir: str | Path) -> None:
+    """Makes the folder, if need be, and proves that files can be written there.
+
+    Raises:
+      InputError: they cannot.
+    """
+    try:
+        Path(results_dir).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results_dir):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"results folder {results_dir} cannot be written ({error.strerror or error}); "
+            "choose another with --results_dir"
+        ) from None
+
+
+def save(path: Path, record: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Writes a finished record; its JSON last, so that a record that is there is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_npz(path.with_suffix(".npz"), arrays)
+    _write(path, lambda file: file.write((_json(record, indent=1) + "\n").encode()))
+
+
+def load(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    """A finished record and its arrays; None where there is none.
+
+    Raises:
+      InputError: it is there and cannot be read.
+    """
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        if record["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {record['schema']}, this version reads {SCHEMA}")
+        return record, _read_npz(path.with_suffix(".npz"))
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"the result {path} cannot be read ({error}); move it and its .npz away to run again"
+        ) from None
+
+
+def partial_path(path: Path) -> Path:
+    """Where the finished images of an unfinished record are kept."""
+    return path.with_suffix(".partial.npz")
+
+
+def save_partial(path: Path, finished: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+    """Keeps what is finished, with a hash of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"finished": finished, **arrays}
+    write_npz(partial_path(path), {**content, "sha256": np.array(digest(content))})
+
+
+def load_partial(path: Path, like: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+    """The arrays of an unfinished record with `finished` [N] bool; None where there is none.
+
+    Args:
+      path: the record's.
+      like: arrays of the names, shapes and types expected.
+
+    Raises:
+      InputError: it is damaged, or not of this run.
+    """
+    partial = partial_path(path)
+    if not partial.exists():
+        return None
+    try:
+        arrays = _read_npz(partial)
+        stated = str(arrays.pop("sha256"))
+        if stated != digest(arrays):
+            raise ValueError("its contents do not match its sha256")
+        for name, value in like.items():
+            if arrays[name].shape != value.shape or arrays[name].dtype != value.dtype:
+                raise ValueError(f"{name} has shape {arrays[name].shape}, wanted {value.shape}")
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"the partial result {partial} is damaged ({error}); delete it, or run without --resume"
+        ) from None
+    return arrays
+
+
+def drop_partial(path: Path) -> None:
+    """Removes the partial file of a record that is finished."""
+    partial_path(path).unlink(missing_ok=True)
+
+
+def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """An uncompressed npz, the same bytes for the same arrays, written whole or not at all."""
+    _write(path, lambda file: np.savez(file, **arrays))
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def digest(arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {value.dtype.str} {value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, sort_keys=indent is None, indent=indent, allow_nan=False)
+
+
+def _write(path: Path, fill) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,183 @@
+"""The settings of a run: what is None is filled from the preset, what cannot be is refused."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from advdet import cells, paper, records
+from advdet.attacks import objectives, presets
+from advdet.splits import Splits
+from advdet.threat_models import THREAT_MODELS
+from advdet.types import InputError
+
+TARGETS = ("random", "untargeted", "least_likely", "nearest", "paper")
+
+
+class Settings(NamedTuple):
+    """The settings of a run, with nothing left open."""
+
+    attacks: tuple[str, ...]
+    objective: str
+    objective_settings: dict[str, float]
+    preset: str
+    num_images: int
+    targets: str | np.ndarray
+    operating_point: str
+    confidence: float
+    detector_margin: float
+    attack_settings: dict[str, Any]
+    lanes: int
+    train_attack: str | None
+    seed: int
+
+    @property
+    def regime(self) -> str:
+        """The targets' name; "given" for an array."""
+        return self.targets if isinstance(self.targets, str) else "given"
+
+    @property
+    def targeted(self) -> bool:
+        """Whether there is a class to reach, rather than one to leave."""
+        return self.regime != "untargeted"
+
+
+def fill(
+    name, detector, *, data, preset, attack, objective, threat_model, num_images, targets,
+    operating_point, confidence, detector_margin, lanes, train_attack, seed, attack_settings,
+) -> Settings:  # fmt: skip
+    """Fills what is None from the preset, and refuses what cannot be.
+
+    Args: those of `benchmark.evaluate`; `name` is the defence's, `attack_settings` those of its
+      arguments that belong to the attacks.
+
+    Raises:
+      InputError: unknown names, numbers out of range, an objective that does not fit.
+    """
+    if threat_model not in THREAT_MODELS:
+        raise InputError(
+            f"unknown threat model {threat_model!r}; known: {', '.join(THREAT_MODELS)}"
+        )
+    if detector.kind == "none" and threat_model == "limited_knowledge":
+        raise InputError("limited knowledge needs a detector to copy; this is the bare classifier")
+    if preset not in presets.PRESETS:
+        raise InputError(f"unknown preset {preset!r}; known: {', '.join(presets.PRESETS)}")
+    fills = presets.PAPER_RUN if preset == "paper" else {}
+    attack = attack or fills.get("attack", "all")
+    attacks = tuple(presets.ATTACKS) if attack == "all" else (attack,)
+    targets = fills.get("targets", "random") if targets is None else targets
+    if operating_point is None:
+        operating_point = (
+            fills.get("operating_point", "0.05") if detector.kind == "score" else "none"
+        )
+        if operating_point == "native" and detector.native_threshold(()) is None:
+            operating_point = "0.05"
+    objective = objective or fills.get("objective", "auto")
+    if threat_model == "zero_knowledge" or detector.kind == "none":
+        if objective not in ("auto", "generic", "paper"):
+            raise InputError(
+                f"objective {objective!r} looks at a detector, and this attacker sees none"
+            )
+        objective = "generic"
+    objective, _, tail = objective.partition(":")
+    objective = objectives.resolve(objective, name, detector)
+    if confidence is None:
+        confidence = presets.PAPER_CONFIDENCE.get(name, 0.0) if objective == "paper" else 0.0
+    dataset = data.name if isinstance(data, Splits) else data
+    if isinstance(targets, str) and targets not in TARGETS:
+        raise InputError(f"unknown targets {targets!r}; known: {', '.join(TARGETS)}")
+    if isinstance(targets, str) and targets == "paper":
+        targets = paper.target_regime("mnist" if dataset == "mnist_5k" else dataset, name)
+    operating_point = str(operating_point)
+    if detector.kind == "score" and operating_point not in records.POINTS:
+        raise InputError(
+            f"unknown operating point {operating_point!r}; known: {', '.join(records.POINTS)}"
+        )
+    for what, value, least in (
+        ("num_images", num_images, 1), ("lanes", lanes, 1), ("seed", seed, 0),
+        ("confidence", confidence, 0), ("detector_margin", detector_margin, 0),
+    ):  # fmt: skip
+        if value is not None and not value >= least:
+            raise InputError(f"{what} must be at least {least}, not {value}")
+    for known in attacks:
+        made = presets.settings(known, preset, 1, name)
+        presets.make(known, made | _given(attack_settings))
+    plan = Settings(
+        attacks=attacks,
+        objective=objective,
+        objective_settings=_tail_settings(tail),
+        preset=preset,
+        num_images=num_images or presets.NUM_IMAGES[preset],
+        targets=targets,
+        operating_point=operating_point,
+        confidence=float(confidence),
+        detector_margin=float(detector_margin or 0.0),
+        attack_settings=_given(attack_settings),
+        lanes=lanes or 0,
+        train_attack=train_attack or ("carlini_wagner" if detector.needs_adversarial else None),
+        seed=int(seed),
+    )
+    make_objective(plan, name)  # refuses what it does not know, before anything is loaded
+    return plan
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _tail_settings(tail: str) -> dict[str, float]:
+    """`z=1.5,share=0.9` as numbers."""
+    settings = {}
+    for part in filter(None, tail.split(",")):
+        name, equals, text = part.partition("=")
+        try:
+            settings[name] = int(text) if text.isdigit() else float(text)
+        except ValueError:
+            raise InputError(f"objective setting {part!r} is not of the form name=number") from None
+    return settings
+
+
+def for_data(plan: Settings, splits: Splits) -> Settings:
+    """The settings with targets and number of images checked against the data, and lanes set.
+
+    Raises:
+      InputError: more images than there are, or targets that are no wrong classes.
+    """
+    available = len(splits.test.labels)
+    if plan.num_images > available:
+        raise InputError(
+            f"{plan.num_images} images wanted, {splits.name} has {available} test images"
+        )
+    if not isinstance(plan.targets, str):
+        targets = np.asarray(plan.targets)
+        labels = np.asarray(splits.test.labels[: plan.num_images])
+        if targets.shape != labels.shape or not np.issubdtype(targets.dtype, np.integer):
+            raise InputError(
+                f"targets must be {plan.num_images} integers, found {targets.dtype} "
+                f"of shape {targets.shape}"
+            )
+        if ((targets < 0) | (targets >= splits.num_classes)).any():
+            raise InputError(f"targets must lie in 0 ... {splits.num_classes - 1}")
+        if (same := np.flatnonzero(targets == labels)).size:
+            raise InputError(
+                f"targets equal the true labels at {same.size} images (the first is {same[0]}): "
+                "there is nothing to reach; choose wrong classes, or targets='untargeted'"
+            )
+        plan = plan._replace(targets=targets.astype(np.int32))
+    return plan._replace(lanes=plan.lanes or cells.default_lanes(plan.num_images))
+
+
+def make_attack(plan: Settings, name: str, splits: Splits, defense_name: str):
+    """The attack of that name, as the preset and the settings given by hand make it."""
+    values = presets.settings(name, plan.preset, splits.image_shape[-1], defense_name)
+    return presets.make(name, values | plan.attack_settings)
+
+
+def make_objective(plan: Settings, defense_name: str) -> objectives.Objective:
+    """The objective of the settings."""
+    return objectives.make(
+        plan.objective, defense_name, seed=plan.seed, targeted=plan.targeted,
+        confidence=plan.confidence, detector_margin=plan.detector_margin,
+        **plan.objective_settings,
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""The records that the parts of advdet hand to each other.
+
+Shapes in docstrings: `B` or `N` images, `H, W, C` height, width, channels, `K` classes, `D` draws
+of a random score. Images are float32 in [0, 1], channels last. Distances are plain L2 norms over
+all pixels and channels in that range. Keys are typed (`jax.random.key`) and are consumed by the
+function that receives them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+PyTree = Any
+
+
+class Outputs(NamedTuple):
+    """What a classifier says about images.
+
+    Attributes:
+      logits: [B, K] unnormalised log-probabilities.
+      features: name -> [B, ...] hidden activations, by the names that detectors rely on.
+    """
+
+    logits: jax.Array
+    features: dict[str, jax.Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """Images to logits and named hidden features.
+
+    Attributes:
+      variables: the learned arrays (pytree leaves).
+      apply: `apply(variables, images, key) -> Outputs`; static, equal by value. A key switches
+        dropout on, None leaves it off. Batch statistics are never updated here.
+    """
+
+    variables: PyTree
+    apply: Callable[[PyTree, jax.Array, jax.Array | None], Outputs] = dataclasses.field(
+        metadata={"static": True}
+    )
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> Outputs:
+        """Classifies images [B, H, W, C] in [0, 1]; with a key, dropout is on."""
+        return self.apply(self.variables, images, key)
+
+
+class Batch(NamedTuple):
+    """Labelled images.
+
+    Attributes:
+      images: [N, H, W, C] float32 in [0, 1].
+      labels: [N] int32 true labels.
+      ids: [N] int32, one for each source image, the same in every load of the set. An adversarial
+        row keeps the id of the image that it was made from.
+    """
+
+    images: jax.Array
+    labels: jax.Array
+    ids: jax.Array
+
+    def take(self, rows) -> Batch:
+        """The given rows (slice or indices), in that order."""
+        return Batch(self.images[rows], self.labels[rows], self.ids[rows])
+
+
+class FitData(NamedTuple):
+    """What a detector may learn from.
+
+    Attributes:
+      train: clean training images.
+      select: clean images for choosing hyperparameters (bandwidths, early stopping).
+      adversarial_train: made from rows of `train`, or None where the detector needs none.
+      adversarial_select: made from rows of `select`, or None.
+    """
+
+    train: Batch
+    select: Batch
+    adversarial_train: Batch | None = None
+    adversarial_select: Batch | None = None
+
+
+class InputError(ValueError):
+    """Something that the user gave cannot be used; the message says what was found and what to do.
+
+    The entry points print it as one line and end with status 2.
+    """

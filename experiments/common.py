@@ -1,0 +1,123 @@
+"""What the entry points share: process settings, flags, and errors as one line.
+
+The only reader of flags. Process-wide settings are made here, before the first JAX call, and never
+by `import advdet`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import app, flags
+
+# glibc gives arrays of over 128 KiB back to the system after each operation and takes them again
+# for the next; on CPU that is up to half of the time of a small network.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_GLIBC_KEEP_BYTES = 2**30
+
+
+def configure_process() -> None:
+    """Makes the process-wide settings; call it before the first JAX computation.
+
+    One JAX device for each CPU core (lanes are sharded over them), memory kept between operations,
+    compiled programs cached on disk, patience for CPU collectives on a loaded machine.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    timeout_flag = "xla_cpu_collective_call_terminate_timeout_seconds"
+    if timeout_flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{timeout_flag}=600".strip()
+
+    if sys.platform.startswith("linux"):
+        try:
+            mallopt = ctypes.CDLL("libc.so.6").mallopt
+            mallopt(_M_MMAP_THRESHOLD, _GLIBC_KEEP_BYTES)
+            mallopt(_M_TRIM_THRESHOLD, _GLIBC_KEEP_BYTES)
+        except (OSError, AttributeError):
+            pass  # another C library (musl, say): slower, nothing else
+
+    import jax
+
+    from advdet import datasets
+
+    if hasattr(os, "sched_getaffinity"):
+        num_cores = len(os.sched_getaffinity(0))
+    else:
+        num_cores = os.cpu_count() or 1
+    if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
+        jax.config.update("jax_num_cpu_devices", num_cores)
+    jax.config.update("jax_compilation_cache_dir", str(datasets.cache_dir() / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """` (did you mean X?)` for the closest known name, or an empty string."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Parses the flags and calls `main`; the user's errors become one line and status 2.
+
+    Args:
+      main: takes nothing, reads `_FLAG.value`s, returns the exit status or None for 0.
+    """
+
+    def parse(argv):
+        try:
+            rest = flags.FLAGS(argv)
+        except flags.Error as error:
+            _refuse(" ".join(str(error).split()))
+        if len(rest) > 1:
+            _refuse(
+                f"words left over on the command line: {' '.join(rest[1:])}; "
+                "flags are written --name=value, --help lists them"
+            )
+        return rest
+
+    def guarded(argv):
+        del argv
+        from advdet.types import InputError
+
+        configure_process()
+        try:
+            return main()
+        except InputError as error:
+            _refuse(str(error))
+        except KeyboardInterrupt:
+            print("\ninterrupted", file=sys.stderr)
+            sys.exit(130)
+
+    app.run(guarded, flags_parser=parse)
+
+
+def _refuse(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+DATASET = flags.DEFINE_string(
+    "dataset",
+    "mnist",
+    "Data set: mnist, mnist_5k (the 5,000 real digits that need no network), cifar10, or the name of "
+    "any image classification set that TensorFlow Datasets has prepared in --data_dir.",
+)
+DATA_SOURCE = flags.DEFINE_enum(
+    "data_source",
+    "auto",
+    ["auto", "tfds", "embedded"],
+    "Where images come from. auto: prepared data, else download, else (MNIST only, and loudly) the "
+    "embedded mnist_5k. tfds: prepared data or an error. embedded: mnist_5k.",
+)
+DATA_DIR = flags.DEFINE_string(
+    "data_dir",
+    None,
+    "Folder of TensorFlow Datasets' prepared sets (default: $TFDS_DATA_DIR, else "
+    "~/tensorflow_datasets). `python -m experiments.prepare_data` fills it without TensorFlow.",
+)
+SEED = flags.DEFINE_integer(
+    "seed", 0, "Seed of everything random: training, targets, attack, judge.", lower_bound=0
+)
