@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -18,12 +17,15 @@ from advdet.types import Batch
 
 _ATTACK, _TARGETS = 0x4154, 0x5447
 _CPU_LANES, _ACCELERATOR_LANES = 32, 256
+_LOG_SECONDS = 15.0  # between progress lines where stderr is a file
 
 
 def default_lanes(num_images: int) -> int:
     """Lanes a device: as many as pay, and no more than there are images."""
     most = _CPU_LANES if jax.default_backend() == "cpu" else _ACCELERATOR_LANES
-    return max(1, min(most, -(-num_images // len(jax.devices()))))
+    each = -(-num_images // len(jax.devices()))
+    rounds = -(-each // most)  # as many images in the last round as in the others
+    return max(1, -(-each // rounds))
 
 
 def random_targets(seed: int, labels: np.ndarray, ids: np.ndarray, num_classes: int) -> np.ndarray:
@@ -139,39 +141,36 @@ class _Line:
     def __init__(self, name, attack, num_images, already, progress):
         self._limit, self._num_images, self._already = attack.max_steps(), num_images, already
         self._estimated = False
+        terminal = sys.stderr.isatty()
         self._bar = tqdm(
+            mininterval=0.2 if terminal else _LOG_SECONDS, miniters=0,
             total=num_images, initial=already, desc=name, file=sys.stderr, disable=not progress,
             bar_format="{desc}: {n_fmt}/{total_fmt} images [{elapsed}{postfix}]",
         )  # fmt: skip
 
     def __call__(self, now, finished: np.ndarray, found: AttackResult) -> None:
         if now.run_seconds == 0:
-            self._bar.set_postfix_str(f"compiled in {now.compile_seconds:.0f} s")
+            self._bar.set_postfix_str(f"compiled in {now.compile_seconds:.0f} s", refresh=False)
             return
         rate = now.lane_steps / now.run_seconds
         count, fresh = int(finished.sum()), int(now.finished.sum())
-        each = self._limit if fresh == 0 else self._spent(now) / fresh
+        each = self._limit  # until something is finished; then what was needed so far
+        if fresh:
+            each = min(each, found.num_gradients[now.finished].mean())
         left = max(0.0, (self._num_images - self._already) * each - now.lane_steps) / rate
         if not self._estimated and now.run_seconds > 0.2:
             self._estimated = True
             most = (self._num_images - self._already) * self._limit / rate
-            self._bar.write(
-                f"{self._bar.desc}: at {rate:,.0f} steps a second at most {_clock(most)}",
-                file=sys.stderr,
-            ) if not self._bar.disable else None
+            if not self._bar.disable:
+                text = f"{self._bar.desc}: at {rate:,.0f} steps a second at most {_clock(most)}"
+                self._bar.write(text, file=sys.stderr)
         won = finished & found.success
         parts = [f"success {won.sum() / count:.0%}" if count else "none finished yet"]
         if won.any():
             parts.append(f"mean L2 {found.distance[won].mean():.2f}")
         parts += [f"{rate:,.0f} steps/s", f"about {_clock(left)} left"]
-        self._bar.n = count
-        self._bar.set_postfix_str(", ".join(parts))
-
-    def _spent(self, now) -> float:
-        """Steps of the images that are finished; those under way are taken as half done."""
-        fresh = int(now.finished.sum())
-        under_way = min(self._num_images - self._already - fresh, fresh)
-        return now.lane_steps * fresh / max(1.0, fresh + 0.5 * under_way)
+        self._bar.set_postfix_str(", ".join(parts), refresh=False)
+        self._bar.update(count - self._bar.n)
 
     def close(self) -> None:
         self._bar.close()
@@ -179,6 +178,3 @@ class _Line:
 
 def _clock(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-Say = Callable[[str], None]

@@ -40,8 +40,11 @@ def configure_process() -> None:
             pass  # another C library (musl, say): slower, nothing else
 
     import jax
+    from absl import logging
 
     from advdet import datasets
+
+    logging.set_verbosity(logging.WARNING)  # JAX tells of each backend that is not there
 
     if hasattr(os, "sched_getaffinity"):
         num_cores = len(os.sched_getaffinity(0))

@@ -95,13 +95,3 @@ def report(best: Best, num_gradients: jax.Array) -> AttackResult:
         num_gradients=num_gradients,
     )
 
-
-def confirmed(key, objective, defense, image, target, goals) -> jax.Array:
-    """Whether goals that were met once are met again with fresh draws; [] bool.
-
-    Of many noisy looks an attack keeps the nearest success, hence the luckiest one; a second draw
-    that chose nothing takes most of that luck out. Costs nothing where nothing is random.
-    """
-    if not objective.is_random(defense):
-        return goals.met()
-    return goals.met() & objective(key, defense, image, target).met()

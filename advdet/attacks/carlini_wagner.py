@@ -110,7 +110,7 @@ class CarliniWagner:
 
     def step(self, key, objective, defense, state: State) -> State:
         """Looks at the goals at the current image, records it, and takes one Adam step."""
-        key_goals, key_confirm = jax.random.split(jax.random.fold_in(key, state.num_gradients))
+        key_goals, key_accept = jax.random.split(jax.random.fold_in(key, state.num_gradients))
 
         def loss_fn(w):
             image = jnp.where(state.free, to_box(w, self.bounds), state.start)
@@ -122,7 +122,7 @@ class CarliniWagner:
         (loss, (image, squared_distance, goals)), gradient = jax.value_and_grad(
             loss_fn, has_aux=True
         )(state.w)
-        accepted = base.confirmed(key_confirm, objective, defense, image, state.target, goals)
+        goals, accepted = objective.accept(key_accept, defense, image, state.target, goals)
         best = base.keep_best(state.best, image, squared_distance, state.const, goals, accepted)
         state = self._adam_step(state, gradient)._replace(
             best=best,

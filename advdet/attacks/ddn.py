@@ -81,7 +81,7 @@ class DDN:
 
     def step(self, key, objective, defense, state: State) -> State:
         """Looks at the goals at the current image, records it, and moves on."""
-        key_goals, key_confirm = jax.random.split(jax.random.fold_in(key, state.iteration))
+        key_goals, key_accept = jax.random.split(jax.random.fold_in(key, state.iteration))
 
         def losses_fn(image):
             goals = objective(key_goals, defense, image, state.target)
@@ -89,8 +89,8 @@ class DDN:
 
         losses, pull_back, goals = jax.vjp(losses_fn, state.current, has_aux=True)
         (gradients,) = jax.vmap(pull_back)(jnp.eye(losses.shape[0], dtype=losses.dtype))
-        accepted = base.confirmed(
-            key_confirm, objective, defense, state.current, state.target, goals
+        goals, accepted = objective.accept(
+            key_accept, defense, state.current, state.target, goals
         )
         squared_distance = jnp.sum(jnp.square(state.current - state.image))
         best = base.keep_best(

@@ -106,6 +106,27 @@ class Objective:
         """Whether two calls on one image can differ."""
         return defense.detector.random
 
+    def accept(
+        self, key: jax.Array, defense: Defense, image: jax.Array, target: jax.Array, goals: Goals
+    ) -> tuple[Goals, jax.Array]:
+        """Decides whether an image is a success.
+
+        Of many noisy looks an attack keeps the nearest success, hence a lucky one; so where goals
+        are random they must be met again by draws that chose nothing.
+
+        Args:
+          key: consumed; not the one of `goals`.
+          defense, image, target: as in a call.
+          goals: what the call that gave the gradient said.
+
+        Returns:
+          The goals that decide, and [] bool.
+        """
+        if not self.is_random(defense):
+            return goals, goals.met()
+        again = self(key, defense, image, target)
+        return again, goals.met() & again.met()
+
 
 Generic = Objective
 
@@ -116,22 +137,34 @@ class Quantile(Objective):
     """For a random score: an upper quantile of it, as the judge will draw it.
 
     Among many noisy looks at a detector that draws random numbers the nearest accepted image is
-    one with lucky draws. So the goal is the mean over groups of draws plus z standard deviations; each
-    group is as large as the judge's own, and all are fresh at each step.
+    one with lucky draws. So the goal is the mean over groups of draws plus z standard deviations;
+    each group is as large as the judge's own, and all are fresh at each step. A few groups give the
+    gradient, many more decide whether the image is a success.
 
     Attributes:
       z: standard deviations added to the mean.
-      num_groups: groups of draws in one look.
+      num_groups: groups that decide.
+      gradient_groups: groups that the gradient is taken through.
     """
 
     z: float = 2.5
     num_groups: int = dataclasses.field(default=20, metadata={"static": True})
+    gradient_groups: int = dataclasses.field(default=5, metadata={"static": True})
 
     def excess(self, key, defense, image):
-        keys = jax.random.split(key, self.num_groups)
+        return self._upper(key, defense, image, self.gradient_groups)
+
+    def accept(self, key, defense, image, target, goals):
+        del target
+        excess = self._upper(key, defense, image, self.num_groups)[None] + self.detector_margin
+        decisive = goals._replace(detector=excess)
+        return decisive, decisive.met()
+
+    def _upper(self, key, defense, image, num_groups):
+        keys = jax.random.split(key, num_groups)
         scores = jax.vmap(lambda k: defense.score(k, image[None])[0])(keys)
         mean = jnp.mean(scores)
-        variance = jnp.sum(jnp.square(scores - mean)) / (self.num_groups - 1)
+        variance = jnp.sum(jnp.square(scores - mean)) / (num_groups - 1)
         # The square root has no slope at 0, where all groups agree and nothing needs to be done.
         spread = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
         return mean + self.z * spread - defense.threshold

@@ -1,0 +1,135 @@
+"""Flags and flow of the entry points that evaluate a defence; they differ in the threat model."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from absl import flags
+
+from experiments import common
+
+DEFENSE = flags.DEFINE_string(
+    "defense",
+    None,
+    "Which defence: a name (`dropout`; `none` is the undefended baseline), or package.module:Class "
+    "for one of your own. Hyperparameters follow a colon: dropout:num_samples=50,tau=0.02.",
+    required=True,
+)
+ATTACK = flags.DEFINE_string(
+    "attack",
+    None,
+    "carlini_wagner (the paper's yardstick), ddn (cheaper, usually nearer), or all (default), which "
+    "also takes the nearest success of each image over the attacks as the headline, `best`.",
+)
+OBJECTIVE = flags.DEFINE_string(
+    "objective",
+    None,
+    "What the attacker optimises. auto (default): the strongest known for the defence; generic: label "
+    "and score, for any differentiable detector; paper: the paper's own; for dropout also quantile, "
+    "eot, combined. Settings follow a colon: quantile:z=1.5.",
+)
+PRESET = flags.DEFINE_string(
+    "preset",
+    "fast",
+    "Fills every flag not given: smoke (seconds, proves nothing), fast, thorough, or paper (the paper's "
+    "own objective, threshold and targets for this defence, to compare with its figures).",
+)
+NUM_IMAGES = flags.DEFINE_integer(
+    "num_images", None, "The first so many test images; all of them are attacked.", lower_bound=1
+)
+TARGETS = flags.DEFINE_string(
+    "targets",
+    None,
+    "Where the attacker wants to go: random (default; one wrong class an image), untargeted (any "
+    "wrong class), least_likely, nearest (the class an untargeted attack finds), paper (the regime the "
+    "paper reports this defence in). Distances of different regimes cannot be compared.",
+)
+OPERATING_POINT = flags.DEFINE_string(
+    "operating_point",
+    None,
+    "The threshold the attacker must stay below: native (the paper's), or a false-positive rate on "
+    "clean images: 0.01, 0.05 (default) or 0.5. An attack aimed at 0.01 is found out at 0.05.",
+)
+CONFIDENCE = flags.DEFINE_float(
+    "confidence",
+    None,
+    "Logit margin wanted beyond the decision (kappa). More of it transfers better and costs distance.",
+    lower_bound=0.0,
+)
+DETECTOR_MARGIN = flags.DEFINE_float(
+    "detector_margin",
+    None,
+    "How far below the threshold the score must come, in the detector's own units.",
+    lower_bound=0.0,
+)
+BINARY_SEARCH_STEPS = flags.DEFINE_integer(
+    "binary_search_steps", None, "C&W: how many values of c are tried.", lower_bound=1
+)
+STEPS = flags.DEFINE_integer(
+    "steps", None, "Gradient steps: of each value of c in C&W, in all in DDN.", lower_bound=1
+)
+LEARNING_RATE = flags.DEFINE_float(
+    "learning_rate",
+    None,
+    "C&W: Adam's rate. Times the steps it must reach about 5, or black and white pixels cannot move.",
+)
+INITIAL_CONST = flags.DEFINE_float(
+    "initial_const", None, "C&W: the first c, raised tenfold until the first success."
+)
+LANES = flags.DEFINE_integer(
+    "lanes", None, "Images under attack at once on each device; changes speed only.", lower_bound=1
+)
+TRAIN_ATTACK = flags.DEFINE_string(
+    "train_attack",
+    None,
+    "The attack that makes the adversarial images a detector learns from, where it needs some.",
+)
+RESULTS_DIR = flags.DEFINE_string(
+    "results_dir", "results", "Folder of all records; a finished one is printed, not run again."
+)
+RESUME = flags.DEFINE_bool(
+    "resume", False, "Go on with the finished images of an interrupted run of the same settings."
+)
+
+
+def main(threat_model: str) -> None:
+    """Evaluates the defence of the flags under one threat model, and reports.
+
+    Args:
+      threat_model: as in `advdet.evaluate`.
+    """
+    import advdet
+    from experiments import report
+
+    module = f"experiments.{threat_model}"
+    evaluation = advdet.evaluate(
+        DEFENSE.value,
+        data=common.DATASET.value,
+        threat_model=threat_model,
+        attack=ATTACK.value,
+        objective=OBJECTIVE.value,
+        preset=PRESET.value,
+        num_images=NUM_IMAGES.value,
+        targets=TARGETS.value,
+        operating_point=OPERATING_POINT.value,
+        confidence=CONFIDENCE.value,
+        detector_margin=DETECTOR_MARGIN.value,
+        binary_search_steps=BINARY_SEARCH_STEPS.value,
+        steps=STEPS.value,
+        learning_rate=LEARNING_RATE.value,
+        initial_const=INITIAL_CONST.value,
+        lanes=LANES.value,
+        train_attack=TRAIN_ATTACK.value,
+        seed=common.SEED.value,
+        data_source=common.DATA_SOURCE.value,
+        data_dir=common.DATA_DIR.value,
+        results_dir=RESULTS_DIR.value,
+        resume=RESUME.value,
+        command=shlex.join(["python", "-m", module, *sys.argv[1:]]),
+    )
+    print(report.table(evaluation))
+    name, path = list(evaluation.paths.items())[-1]
+    sheet = path.with_suffix(".png")
+    report.sheet(sheet, evaluation.clean, evaluation.arrays[name])
+    print(f"record  {path}\nimages  {path.with_suffix('.npz')}\nsheet   {sheet}")

@@ -1,0 +1,201 @@
+"""What a person sees of a result: a small table, and a sheet of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+_POINTS = {"native": "native", "0.01": "1 %", "0.05": "5 %", "0.5": "50 %"}
+_WORDS = {
+    "zero_knowledge": "an attacker who does not know of the detector",
+    "perfect_knowledge": "an attacker who knows everything but the random draws",
+    "limited_knowledge": "an attacker who knows the scheme and has other data",
+}
+
+
+def table(evaluation) -> str:
+    """The records of one evaluation beside the baseline and the paper's figure.
+
+    Args:
+      evaluation: an `advdet.Evaluation`.
+
+    Returns:
+      Some lines of text.
+    """
+    last = list(evaluation.records.values())[-1]
+    run = last["run"]
+    lines = ["", _title(last), ""]
+    header = ("", "success", "95 %", "8 bit", "mean L2", "95 %", "x baseline", "gradients")
+    rows = [header] + [_row(name, record) for name, record in evaluation.records.items()]
+    if evaluation.baseline is not None:
+        name, record = list(evaluation.baseline.records.items())[-1]
+        rows.append(_row(f"undefended, {name}", record))
+    rows.append(_paper_row(last))
+    lines += _aligned(rows)
+    if any(_rate(record) is not None for record in evaluation.records.values()):
+        wanted = "any wrong label" if run["targets"] == "untargeted" else "the wanted label"
+        hidden = "" if run["operating_point"] == "none" else ", not flagged"
+        lines += [
+            "",
+            f"success: {wanted}{hidden}; over {last['counts']['attacked']} attacked images",
+        ]
+    if run["operating_point"] != "none":
+        lines += ["", *_detection(last)]
+    lines += ["", *_verdict(last)]
+    return "\n".join(lines) + "\n"
+
+
+def _title(record) -> str:
+    run = record["run"]
+    aim = ""
+    if run["operating_point"] != "none":
+        threshold = record["clean"]["thresholds"][run["operating_point"]]
+        aim = f"; flagged above {threshold:.4g} ({_POINTS[run['operating_point']]})"
+    accuracy = record["clean"]["accuracy"]
+    return (
+        f"{run['defense']} on {run['dataset']}, {_WORDS[run['threat_model']]}\n"
+        f"{run['targets']} targets, objective {run['objective']}, confidence "
+        f"{run['settings']['confidence']:g}{aim}; clean accuracy {accuracy:.2%}"
+    )
+
+
+def _rate(record):
+    rates = record["attack"]["success_rate"]
+    point = record["run"]["operating_point"]
+    return rates["misclassified"] if point == "none" else rates[point]
+
+
+def _row(name, record):
+    attack, intervals = record["attack"], record["intervals"]
+    return (
+        name,
+        _percent(_rate(record)),
+        _range(intervals["success_rate"], lambda v: f"{100 * v:.1f}"),
+        _percent(attack["success_rate_8bit"]),
+        _number(attack["mean_l2"]),
+        _range(intervals["mean_l2"], lambda v: f"{v:.2f}"),
+        _number(attack["baseline_ratio"]),
+        "-" if attack["gradients_per_image"] is None else f"{attack['gradients_per_image']:,.0f}",
+    )
+
+
+def _paper_row(record):
+    figure = record["paper"]["figure"] or {}
+    return (
+        "paper",
+        _percent(figure.get("success_rate")),
+        "",
+        "",
+        _number(figure.get("mean_l2")),
+        "",
+        _number(figure.get("ratio")),
+        "",
+    )
+
+
+def _detection(record):
+    clean, detection = record["clean"], record["detection"]
+    rows = [("threshold", *_POINTS.values())]
+    rows.append(
+        ("clean images flagged", *(_percent(clean["false_positive_rate"][p]) for p in _POINTS))
+    )
+    rows.append(
+        ("adversarial flagged", *(_percent(detection["true_positive_rate"][p]) for p in _POINTS))
+    )
+    note = f"over {detection['n']} images that met the classifier's goal; AUC {_number(detection['auc'])}"
+    figure = (record["paper"]["figure"] or {}).get("detection")
+    if figure is not None:
+        note += f"; the paper reports {figure:.0%} at its threshold"
+    return [*_aligned(rows), note]
+
+
+def _verdict(record):
+    attack, reported = record["attack"], record["paper"]
+    cost = ""
+    if attack["median_l2"] is not None:
+        cost = f", at a median L2 of {attack['median_l2']:.2f}"
+        if attack["baseline_ratio"] is not None:
+            cost += f" (mean {attack['baseline_ratio']:.2f} x the undefended)"
+    lines = [f"verdict: {record['verdict']}{cost}"]
+    raised = [name for name, value in record["indicators"].items() if value["raised"]]
+    if raised:
+        lines.append(f"signs that the attack or the model is broken: {', '.join(raised)}")
+    band = {None: "", True: ": in band", False: ": OUTSIDE the band"}[reported["in_band"]]
+    lines.append(f"paper's regime: {reported['regime']}{band}")
+    if reported["figure"] and reported["in_band"] is None:
+        lines.append(
+            "  this run's regime differs, so the figures stand beside it for orientation only"
+        )
+    return lines
+
+
+def _percent(value) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _number(value) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _range(interval, show) -> str:
+    return "" if interval is None else f"[{show(interval[0])}, {show(interval[1])}]"
+
+
+def _aligned(rows) -> list[str]:
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    first, *rest = widths
+    return [
+        "  ".join(
+            [row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], rest))]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def sheet(path: Path, clean, arrays, count: int = 10) -> None:
+    """Saves a picture of the first images: originals, adversarials and their scaled difference.
+
+    Args:
+      path: of the PNG.
+      clean: `Batch` of the originals.
+      arrays: the per-image arrays of a record.
+      count: how many.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    count = min(count, len(arrays["image"]))
+    grey = clean.images.shape[-1] == 1
+    show = (lambda image: image[..., 0]) if grey else (lambda image: image)
+    figure, axes = plt.subplots(3, count, figsize=(1.3 * count, 4.6), squeeze=False)
+    for k in range(count):
+        original, image = np.asarray(clean.images[k]), arrays["image"][k]
+        difference = image - original
+        largest = np.abs(difference).max()
+        scaled = 0.5 + 0.5 * difference / (largest if largest > 0 else 1.0)
+        style = dict(cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes[0, k].imshow(show(original), **style)
+        axes[1, k].imshow(show(image), **style)
+        if grey:
+            axes[2, k].imshow(show(scaled), cmap="RdBu_r", vmin=0, vmax=1, interpolation="nearest")
+        else:
+            axes[2, k].imshow(scaled, interpolation="nearest")
+        share = arrays["judged_success"][k]
+        label, target = int(arrays["label"][k]), int(arrays["target_class"][k])
+        axes[0, k].set_title(f"{label}", fontsize=9)
+        wanted = f"to {target}" if target != label else "to any other"
+        axes[1, k].set_title(f"{wanted}: {share:.0%}", fontsize=9)
+        distance = arrays["distance"][k]
+        found = f"L2 {distance:.2f}" if np.isfinite(distance) else "no success"
+        axes[2, k].set_title(found, fontsize=9)
+    for axis, row in zip(axes[:, 0], ("original", "adversarial", "difference, scaled")):
+        axis.set_ylabel(row, fontsize=9)
+    for axis in axes.flat:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    figure.tight_layout(pad=0.4)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
