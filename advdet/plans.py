@@ -8,8 +8,8 @@ import jax
 
 from advdet import nets
 from advdet.augment import Affine
-from advdet.datasets import Splits
 from advdet.recipes import Recipe
+from advdet.splits import Splits
 from advdet.types import InputError
 
 SCHEDULES = ("fast", "paper")
@@ -39,10 +39,23 @@ _CIFAR_AUGMENT = Affine(degrees=10.0, shift=0.1, flip=True)
 # "paper" is its reference code, which reached 99.4 % on MNIST and 91.5 % on CIFAR-10; that penalty,
 # 1e-4 |w|^2, has the gradient 2e-4 w.
 PLANS = {
-    ("mnist", "fast"): Plan(Recipe(epochs=12)),
+    # Of seven recipes tried on 27,500 images this was the most accurate (99.37 %; the paper's 30
+    # epochs gave 99.1 % on all 55,000), at distances like those of the paper's network (2.09).
+    ("mnist", "fast"): Plan(
+        Recipe(epochs=20, learning_rate=0.05, nesterov=True, weight_decay=5e-4, average=0.999),
+        Affine(5.0, 0.05, False),
+    ),
     ("mnist", "paper"): Plan(Recipe(epochs=30, schedule="halving")),
     ("mnist_5k", "fast"): Plan(
-        Recipe(epochs=60, batch_size=64, nesterov=True, average=0.99), Affine(10.0, 0.07, False)
+        Recipe(
+            epochs=30,
+            batch_size=64,
+            learning_rate=0.05,
+            nesterov=True,
+            weight_decay=5e-4,
+            average=0.99,
+        ),
+        Affine(10.0, 0.07, False),
     ),
     ("mnist_5k", "paper"): Plan(Recipe(epochs=30, schedule="halving")),
     ("cifar10", "fast"): Plan(

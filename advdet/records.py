@@ -178,7 +178,8 @@ def build(
             "success_rate_8bit": eight_bit,
             "mean_l2": mean_l2,
             "median_l2": metrics.median_l2(distance[attacked], succeeded[attacked]),
-            "mean_l2_unfiltered": metrics.mean_or_none(distance[succeeded]),
+            # A failure hands back the clean image, which may be taken as wanted as it is.
+            "mean_l2_unfiltered": metrics.mean_or_none(distance[succeeded & found.success]),
             "baseline_mean_l2": baseline_l2,
             "baseline_ratio": ratio,
             "gradients_per_image": metrics.mean_or_none(found.num_gradients),

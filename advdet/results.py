@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def check_writable(results_dir: str | Path) -> None:
 def save(path: Path, record: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Writes a finished record; its JSON last, so that a record that is there is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_npz(path.with_suffix(".npz"), arrays)
+    _write_sealed(path.with_suffix(".npz"), arrays)
     _write(path, lambda file: file.write((_json(record, indent=1) + "\n").encode()))
 
 
@@ -79,10 +78,11 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         record = json.loads(path.read_text())
         if record["schema"] != SCHEMA:
             raise ValueError(f"its schema is {record['schema']}, this version reads {SCHEMA}")
-        return record, _read_npz(path.with_suffix(".npz"))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        return record, _read_sealed(path.with_suffix(".npz"))
+    except Exception as error:  # a damaged file can raise anything
         raise InputError(
-            f"the result {path} cannot be read ({error}); move it and its .npz away to run again"
+            f"the result {path} cannot be read ({_said(error)}); move it and its .npz away to run "
+            "again"
         ) from None
 
 
@@ -94,8 +94,7 @@ def partial_path(path: Path) -> Path:
 def save_partial(path: Path, finished: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
     """Keeps what is finished, with a hash of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"finished": finished, **arrays}
-    write_npz(partial_path(path), {**content, "sha256": np.array(digest(content))})
+    _write_sealed(partial_path(path), {"finished": finished, **arrays})
 
 
 def load_partial(path: Path, like: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
@@ -112,16 +111,14 @@ def load_partial(path: Path, like: dict[str, np.ndarray]) -> dict[str, np.ndarra
     if not partial.exists():
         return None
     try:
-        arrays = _read_npz(partial)
-        stated = str(arrays.pop("sha256"))
-        if stated != digest(arrays):
-            raise ValueError("its contents do not match its sha256")
+        arrays = _read_sealed(partial)
         for name, value in like.items():
             if arrays[name].shape != value.shape or arrays[name].dtype != value.dtype:
                 raise ValueError(f"{name} has shape {arrays[name].shape}, wanted {value.shape}")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged file can raise anything
         raise InputError(
-            f"the partial result {partial} is damaged ({error}); delete it, or run without --resume"
+            f"the partial result {partial} is damaged ({_said(error)}); delete it, or run without "
+            "--resume"
         ) from None
     return arrays
 
@@ -136,9 +133,28 @@ def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
     _write(path, lambda file: np.savez(file, **arrays))
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as stored:
-        return {name: stored[name] for name in stored.files}
+def _write_sealed(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    write_npz(path, {**arrays, "sha256": np.array(digest(arrays))})
+
+
+def _read_sealed(path: Path) -> dict[str, np.ndarray]:
+    """The arrays, once they are proved to be those that were written."""
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":  # np.load would take it for a pickle, and say so
+            raise ValueError(f"{path.name} is not an npz file")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    if "sha256" not in arrays or str(arrays.pop("sha256")) != digest(arrays):
+        raise ValueError(f"the contents of {path.name} do not match its sha256")
+    return arrays
+
+
+def _said(error: Exception) -> str:
+    """An error in words, on one line."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:

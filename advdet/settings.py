@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from advdet import cells, paper, records
 from advdet.attacks import objectives, presets
+from advdet.detectors import Detector
 from advdet.splits import Splits
 from advdet.threat_models import THREAT_MODELS
 from advdet.types import InputError
@@ -71,7 +73,7 @@ def fill(
         operating_point = (
             fills.get("operating_point", "0.05") if detector.kind == "score" else "none"
         )
-        if operating_point == "native" and detector.native_threshold(()) is None:
+        if operating_point == "native" and not _has_native(detector):
             operating_point = "0.05"
     objective = objective or fills.get("objective", "auto")
     if threat_model == "zero_knowledge" or detector.kind == "none":
@@ -94,12 +96,28 @@ def fill(
         raise InputError(
             f"unknown operating point {operating_point!r}; known: {', '.join(records.POINTS)}"
         )
+    if detector.kind != "score" and operating_point != "none":
+        raise InputError(
+            f"operating point {operating_point!r} is a threshold, and defence {name} flags nothing; "
+            "leave it out"
+        )
+    if operating_point == "native" and not _has_native(detector):
+        raise InputError(
+            f"defence {name} has no native threshold; known: {', '.join(records.POINTS[1:])}"
+        )
+    if train_attack is not None and train_attack not in presets.ATTACKS:
+        raise InputError(
+            f"unknown train_attack {train_attack!r}; known: {', '.join(presets.ATTACKS)}"
+        )
     for what, value, least in (
         ("num_images", num_images, 1), ("lanes", lanes, 1), ("seed", seed, 0),
         ("confidence", confidence, 0), ("detector_margin", detector_margin, 0),
     ):  # fmt: skip
         if value is not None and not value >= least:
             raise InputError(f"{what} must be at least {least}, not {value}")
+    for what, value in attack_settings.items():
+        if value is not None and not math.isfinite(value):
+            raise InputError(f"{what} must be a finite number, not {value}")
     for known in attacks:
         made = presets.settings(known, preset, 1, name)
         presets.make(known, made | _given(attack_settings))
@@ -120,6 +138,11 @@ def fill(
     )
     make_objective(plan, name)  # refuses what it does not know, before anything is loaded
     return plan
+
+
+def _has_native(detector: Detector) -> bool:
+    """Whether the detector's paper gives a threshold; what it is may follow from the fit."""
+    return type(detector).native_threshold is not Detector.native_threshold
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from advdet import checkpoints, datasets, nets
-from advdet.datasets import Splits
 from advdet.fitting import device_mesh, fit
 from advdet.plans import HALVES, Plan, describe, part_of, plan_for
+from advdet.splits import Splits
 from advdet.types import Batch, Classifier, InputError, PyTree
 
 _STATISTICS_BATCH, _STATISTICS_BATCHES = 250, 60

@@ -85,8 +85,8 @@ def run(main: Callable[[], int | None]) -> None:
         del argv
         from advdet.types import InputError
 
-        configure_process()
         try:
+            configure_process()
             return main()
         except InputError as error:
             _refuse(str(error))

@@ -33,7 +33,7 @@ class State(NamedTuple):
 
     Attributes:
       image: [H, W, C] clean.
-      start: [H, W, C] where each search step begins.
+      start: [H, W, C] variables at which each search step begins.
       free: [H, W, C] bool, pixels that may change.
       target: [] int32.
       w: [H, W, C] variables; adam_mean, adam_square: Adam's moments of them.
@@ -91,7 +91,7 @@ class CarliniWagner:
         w = from_box(start, self.bounds)
         return State(
             image=image,
-            start=start,
+            start=w,
             free=free,
             target=target,
             w=w,
@@ -113,7 +113,7 @@ class CarliniWagner:
         key_goals, key_accept = jax.random.split(jax.random.fold_in(key, state.num_gradients))
 
         def loss_fn(w):
-            image = jnp.where(state.free, to_box(w, self.bounds), state.start)
+            image = jnp.where(state.free, to_box(w, self.bounds), state.image)
             goals = objective(key_goals, defense, image, state.target)
             squared_distance = jnp.sum(jnp.square(image - state.image))
             hinges = jnp.sum(jnp.maximum(goals.losses, 0.0))
@@ -173,7 +173,7 @@ class CarliniWagner:
 
         pick = lambda new, old: jnp.where(ended, new, old)
         return state._replace(
-            w=pick(from_box(state.start, self.bounds), state.w),
+            w=pick(state.start, state.w),
             adam_mean=pick(0.0, state.adam_mean),
             adam_square=pick(0.0, state.adam_square),
             iteration=pick(0, state.iteration),
