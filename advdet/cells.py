@@ -136,17 +136,21 @@ def _resumed(path: Path | None, batch: Batch, resume: bool) -> tuple[np.ndarray,
 
 
 class _Line:
-    """The progress line: images done, success so far, mean L2, rate, time left."""
+    """Images done, success so far, mean L2, rate, time left: one line that is rewritten in a
+    terminal, a new line every quarter of a minute and at the end in a file.
+    """
 
     def __init__(self, name, attack, num_images, already, progress):
         self._limit, self._num_images, self._already = attack.max_steps(), num_images, already
-        self._estimated = False
-        terminal = sys.stderr.isatty()
+        self._estimated, self._silent = False, not progress
+        self._terminal = progress and sys.stderr.isatty()
+        self._said_at, self._said, self._status = time.perf_counter(), "", ""
         self._bar = tqdm(
-            mininterval=0.2 if terminal else _LOG_SECONDS, miniters=0,
-            total=num_images, initial=already, desc=name, file=sys.stderr, disable=not progress,
+            mininterval=0.2, miniters=0, total=num_images, initial=already, desc=name,
+            file=sys.stderr, disable=not self._terminal,
             bar_format="{desc}: {n_fmt}/{total_fmt} images [{elapsed}{postfix}]",
         )  # fmt: skip
+        self._name = name
 
     def __call__(self, now, finished: np.ndarray, found: AttackResult) -> None:
         if now.run_seconds == 0:
@@ -161,9 +165,7 @@ class _Line:
         if not self._estimated and now.run_seconds > 0.2:
             self._estimated = True
             most = (self._num_images - self._already) * self._limit / rate
-            if not self._bar.disable:
-                text = f"{self._bar.desc}: at {rate:,.0f} steps a second at most {_clock(most)}"
-                self._bar.write(text, file=sys.stderr)
+            self._write(f"at {rate:,.0f} steps a second at most {_clock(most)}")
         won = finished & found.success
         parts = [f"success {won.sum() / count:.0%}" if count else "none finished yet"]
         if won.any():
@@ -171,9 +173,23 @@ class _Line:
         parts += [f"{rate:,.0f} steps/s", f"about {_clock(left)} left"]
         self._bar.set_postfix_str(", ".join(parts), refresh=False)
         self._bar.update(count - self._bar.n)
+        self._status = f"{count}/{self._num_images} images, {', '.join(parts)}"
+        if time.perf_counter() - self._said_at > _LOG_SECONDS:
+            self._log()
 
     def close(self) -> None:
         self._bar.close()
+        self._log()
+
+    def _log(self) -> None:
+        """Where stderr is a file: a line of its own, unless it was said already."""
+        if not self._terminal and self._status != self._said:
+            self._write(self._status)
+            self._said, self._said_at = self._status, time.perf_counter()
+
+    def _write(self, text: str) -> None:
+        if not self._silent:
+            self._bar.write(f"{self._name}: {text}", file=sys.stderr)
 
 
 def _clock(seconds: float) -> str:

@@ -73,8 +73,10 @@ def device_mesh(batch_size: int) -> Mesh:
     return Mesh(np.array(devices[:count]), (_AXIS,))
 
 
-def _make_step(recipe, sgd, loss_fn, augment, mesh):
-    """The compiled step (key, TrainState, batch) -> (TrainState, metrics)."""
+@functools.lru_cache(maxsize=8)
+def _make_step(recipe, steps_per_epoch, loss_fn, augment, mesh):
+    """The step (key, TrainState, batch) -> (TrainState, metrics); equal arguments compile once."""
+    sgd = optimizer(recipe, steps_per_epoch)
     local = recipe.batch_size // mesh.size
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     micro = local
@@ -139,7 +141,8 @@ def fit(
       key: decides order, augmentation and whatever the loss draws.
       recipe: see Recipe.
       loss_fn: `(params, state, key, batch) -> (loss [], (new state, {name: metric []}))`, means
-        over the rows of batch. With state, no row may be missing from it.
+        over the rows of batch. Hashable; equal ones (a function, a frozen dataclass) are compiled
+        once.
       params: starting point.
       state: starting state, {} if the loss keeps none.
       data: pytree of arrays that share their first axis, on the host.
@@ -161,9 +164,8 @@ def fit(
             "use more data or a smaller batch_size"
         )
     mesh = device_mesh(recipe.batch_size)
-    sgd = optimizer(recipe, steps)
-    average = params if recipe.average else {}
-    current = TrainState(jnp.int32(0), params, state, average, sgd.init(params))
+    average, start = params if recipe.average else {}, optimizer(recipe, steps).init(params)
+    current = TrainState(jnp.int32(0), params, state, average, start)
     facts = {"recipe": dataclasses.asdict(recipe), "devices": mesh.size} | (settings or {})
     facts = json.loads(json.dumps(facts))  # as they will be read back
     first_epoch, metrics = 0, {}
@@ -174,7 +176,7 @@ def fit(
     # Copied, since the step takes its argument's memory and the caller keeps params.
     current = jax.device_put(jax.tree.map(np.array, current), NamedSharding(mesh, P()))
     order_key, step_key = jax.random.split(key)
-    step = _make_step(recipe, sgd, loss_fn, augment, mesh)
+    step = _make_step(recipe, steps, loss_fn, augment, mesh)
     by_row = NamedSharding(mesh, P(_AXIS))
 
     total = recipe.epochs * steps

@@ -98,8 +98,8 @@ def fill(
         )
     if detector.kind != "score" and operating_point != "none":
         raise InputError(
-            f"operating point {operating_point!r} is a threshold, and defence {name} flags nothing; "
-            "leave it out"
+            f"operating point {operating_point!r} is a threshold, and defence {name} flags "
+            "nothing; leave it out"
         )
     if operating_point == "native" and not _has_native(detector):
         raise InputError(

@@ -31,12 +31,17 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return -(wanted * jax.nn.log_softmax(logits)).sum(-1).mean()
 
 
-def classifier_loss(net: Any, params: PyTree, state: PyTree, key: jax.Array, batch: Batch):
+@dataclasses.dataclass(frozen=True)
+class ClassifierLoss:
     """`fit`'s loss for a network: cross-entropy with dropout, and the accuracy."""
-    variables = {"params": params} | ({"batch_stats": state} if state else {})
-    outputs, state = nets.train_apply(net, variables, batch.images, key)
-    hits = (outputs.logits.argmax(-1) == batch.labels).astype(jnp.float32)
-    return cross_entropy(outputs.logits, batch.labels), (state, {"accuracy": hits.mean()})
+
+    net: Any
+
+    def __call__(self, params: PyTree, state: PyTree, key: jax.Array, batch: Batch):
+        variables = {"params": params} | ({"batch_stats": state} if state else {})
+        outputs, state = nets.train_apply(self.net, variables, batch.images, key)
+        hits = (outputs.logits.argmax(-1) == batch.labels).astype(jnp.float32)
+        return cross_entropy(outputs.logits, batch.labels), (state, {"accuracy": hits.mean()})
 
 
 @functools.partial(jax.jit, static_argnames="mesh")
@@ -166,7 +171,7 @@ def train_classifier(
     fitted = fit(
         fit_key,
         plan.recipe,
-        functools.partial(classifier_loss, net),
+        ClassifierLoss(net),
         start.variables["params"],
         start.variables.get("batch_stats", {}),
         splits.train,

@@ -83,13 +83,14 @@ def run(main: Callable[[], int | None]) -> None:
 
     def guarded(argv):
         del argv
-        from advdet.types import InputError
-
         try:
+            from advdet.types import InputError
+
             configure_process()
-            return main()
-        except InputError as error:
-            _refuse(str(error))
+            try:
+                return main()
+            except InputError as error:
+                _refuse(str(error))
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
             sys.exit(130)
@@ -105,8 +106,8 @@ def _refuse(message: str) -> None:
 DATASET = flags.DEFINE_string(
     "dataset",
     "mnist",
-    "Data set: mnist, mnist_5k (the 5,000 real digits that need no network), cifar10, or the name of "
-    "any image classification set that TensorFlow Datasets has prepared in --data_dir.",
+    "Data set: mnist, mnist_5k (the 5,000 real digits that need no network), cifar10, or the name "
+    "of any image classification set that TensorFlow Datasets has prepared in --data_dir.",
 )
 DATA_SOURCE = flags.DEFINE_enum(
     "data_source",

@@ -19,21 +19,21 @@ DEFENSE = flags.DEFINE_string(
 ATTACK = flags.DEFINE_string(
     "attack",
     None,
-    "carlini_wagner (the paper's yardstick), ddn (cheaper, usually nearer), or all (default), which "
-    "also takes the nearest success of each image over the attacks as the headline, `best`.",
+    "carlini_wagner (the paper's yardstick), ddn (cheaper, usually nearer), or all (default), "
+    "which also takes the nearest success of each image over the attacks as the headline, `best`.",
 )
 OBJECTIVE = flags.DEFINE_string(
     "objective",
     None,
-    "What the attacker optimises. auto (default): the strongest known for the defence; generic: label "
-    "and score, for any differentiable detector; paper: the paper's own; for dropout also quantile, "
-    "eot, combined. Settings follow a colon: quantile:z=1.5.",
+    "What the attacker optimises. auto (default): the strongest known for the defence; generic: "
+    "label and score, for any differentiable detector; paper: the paper's own; for dropout also "
+    "quantile, eot, combined. Settings follow a colon: quantile:z=1.5.",
 )
 PRESET = flags.DEFINE_string(
     "preset",
     "fast",
-    "Fills every flag not given: smoke (seconds, proves nothing), fast, thorough, or paper (the paper's "
-    "own objective, threshold and targets for this defence, to compare with its figures).",
+    "Fills every flag not given: smoke (seconds, proves nothing), fast, thorough, or paper (the "
+    "paper's own objective, threshold and targets for this defence, to compare with its figures).",
 )
 NUM_IMAGES = flags.DEFINE_integer(
     "num_images", None, "The first so many test images; all of them are attacked.", lower_bound=1
@@ -42,8 +42,8 @@ TARGETS = flags.DEFINE_string(
     "targets",
     None,
     "Where the attacker wants to go: random (default; one wrong class an image), untargeted (any "
-    "wrong class), least_likely, nearest (the class an untargeted attack finds), paper (the regime the "
-    "paper reports this defence in). Distances of different regimes cannot be compared.",
+    "wrong class), least_likely, nearest (the class an untargeted attack finds), paper (the regime "
+    "that the paper reports this defence in). Distances of different regimes cannot be compared.",
 )
 OPERATING_POINT = flags.DEFINE_string(
     "operating_point",
@@ -54,7 +54,8 @@ OPERATING_POINT = flags.DEFINE_string(
 CONFIDENCE = flags.DEFINE_float(
     "confidence",
     None,
-    "Logit margin wanted beyond the decision (kappa). More of it transfers better and costs distance.",
+    "Logit margin wanted beyond the decision (kappa). More of it transfers better and costs "
+    "distance.",
     lower_bound=0.0,
 )
 DETECTOR_MARGIN = flags.DEFINE_float(
@@ -72,7 +73,8 @@ STEPS = flags.DEFINE_integer(
 LEARNING_RATE = flags.DEFINE_float(
     "learning_rate",
     None,
-    "C&W: Adam's rate. Times the steps it must reach about 5, or black and white pixels cannot move.",
+    "C&W: Adam's rate. Times the steps it must reach about 5, or black and white pixels "
+    "cannot move.",
 )
 INITIAL_CONST = flags.DEFINE_float(
     "initial_const", None, "C&W: the first c, raised tenfold until the first success."
@@ -93,20 +95,10 @@ RESUME = flags.DEFINE_bool(
 )
 
 
-def main(threat_model: str) -> None:
-    """Evaluates the defence of the flags under one threat model, and reports.
-
-    Args:
-      threat_model: as in `advdet.evaluate`.
-    """
-    import advdet
-    from experiments import report
-
-    module = f"experiments.{threat_model}"
-    evaluation = advdet.evaluate(
-        DEFENSE.value,
+def settings() -> dict:
+    """The arguments of `advdet.evaluate` that the flags give, but for defence and threat model."""
+    return dict(
         data=common.DATASET.value,
-        threat_model=threat_model,
         attack=ATTACK.value,
         objective=OBJECTIVE.value,
         preset=PRESET.value,
@@ -126,7 +118,25 @@ def main(threat_model: str) -> None:
         data_dir=common.DATA_DIR.value,
         results_dir=RESULTS_DIR.value,
         resume=RESUME.value,
-        command=shlex.join(["python", "-m", module, *sys.argv[1:]]),
+    )
+
+
+def command(module: str) -> str:
+    """How this was called, to be pasted."""
+    return shlex.join(["python", "-m", f"experiments.{module}", *sys.argv[1:]])
+
+
+def main(threat_model: str) -> None:
+    """Evaluates the defence of the flags under one threat model, and reports.
+
+    Args:
+      threat_model: as in `advdet.evaluate`.
+    """
+    import advdet
+    from experiments import report
+
+    evaluation = advdet.evaluate(
+        DEFENSE.value, threat_model=threat_model, command=command(threat_model), **settings()
     )
     print(report.table(evaluation))
     name, path = list(evaluation.paths.items())[-1]

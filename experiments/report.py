@@ -31,15 +31,19 @@ def table(evaluation) -> str:
     if evaluation.baseline is not None:
         name, record = list(evaluation.baseline.records.items())[-1]
         rows.append(_row(f"undefended, {name}", record))
-    rows.append(_paper_row(last))
+    if last["paper"]["figure"]:
+        rows.append(_paper_row(last))
     lines += _aligned(rows)
-    if any(_rate(record) is not None for record in evaluation.records.values()):
-        wanted = "any wrong label" if run["targets"] == "untargeted" else "the wanted label"
-        hidden = "" if run["operating_point"] == "none" else ", not flagged"
-        lines += [
-            "",
-            f"success: {wanted}{hidden}; over {last['counts']['attacked']} attacked images",
-        ]
+    wanted = "any wrong label" if run["targets"] == "untargeted" else "the wanted label"
+    hidden = "" if run["operating_point"] == "none" else ", not flagged"
+    counts = last["counts"]
+    lines += [
+        "",
+        f"success: {wanted}{hidden}; over the {counts['attacked']} of {counts['requested']} images "
+        "that are classified rightly",
+        "8 bit: success once pixels are rounded; L2: over successes alone, so compare it at like "
+        "success",
+    ]
     if run["operating_point"] != "none":
         lines += ["", *_detection(last)]
     lines += ["", *_verdict(last)]
@@ -51,12 +55,17 @@ def _title(record) -> str:
     aim = ""
     if run["operating_point"] != "none":
         threshold = record["clean"]["thresholds"][run["operating_point"]]
-        aim = f"; flagged above {threshold:.4g} ({_POINTS[run['operating_point']]})"
+        point = _POINTS[run["operating_point"]]
+        set_for = f"{point} of clean images" if point != "native" else "the paper's own"
+        aim = f"; flagged above {threshold:.4g} ({set_for})"
     accuracy = record["clean"]["accuracy"]
+    whom = f"{run['defense']} on {run['dataset']}, {_WORDS[run['threat_model']]}"
+    if run["defense"] == "none":
+        whom = f"none (the undefended classifier) on {run['dataset']}"
     return (
-        f"{run['defense']} on {run['dataset']}, {_WORDS[run['threat_model']]}\n"
+        f"{whom}\n"
         f"{run['targets']} targets, objective {run['objective']}, confidence "
-        f"{run['settings']['confidence']:g}{aim}; clean accuracy {accuracy:.2%}"
+        f"{run['settings']['confidence']:g}\nclean accuracy {accuracy:.2%}{aim}"
     )
 
 
@@ -100,10 +109,16 @@ def _detection(record):
     rows.append(
         ("clean images flagged", *(_percent(clean["false_positive_rate"][p]) for p in _POINTS))
     )
+    limits = record["intervals"]["false_positive_rate"]
+    rows.append(("", *(_range(limits.get(p), lambda v: f"{100 * v:.1f}") for p in _POINTS)))
     rows.append(
-        ("adversarial flagged", *(_percent(detection["true_positive_rate"][p]) for p in _POINTS))
+        ("adversarial flagged", *map(_percent, map(detection["true_positive_rate"].get, _POINTS)))
     )
-    note = f"over {detection['n']} images that met the classifier's goal; AUC {_number(detection['auc'])}"
+    area = _number(detection["auc"])
+    note = (
+        f"over {record['counts']['clean_judged']:,} clean test images, and {detection['n']} "
+        f"adversarial ones that met the classifier's goal; AUC {area}"
+    )
     figure = (record["paper"]["figure"] or {}).get("detection")
     if figure is not None:
         note += f"; the paper reports {figure:.0%} at its threshold"
@@ -153,6 +168,48 @@ def _aligned(rows) -> list[str]:
     ]
 
 
+def curve(name: str, values, records) -> str:
+    """One line for each record of a sweep.
+
+    Args:
+      name: of the setting that was swept.
+      values: its values.
+      records: one record for each.
+    """
+    rows = [(name, "success", "95 %", "8 bit", "mean L2", "95 %", "x baseline", "gradients")]
+    rows += [_row(f"{value:g}", record) for value, record in zip(values, records)]
+    return "\n".join(["", _title(records[0]), "", *_aligned(rows), ""])
+
+
+def curve_picture(path: Path, name: str, values, records) -> None:
+    """Saves success against mean L2, a point for each value of the setting.
+
+    Args: as in `curve`, and the PNG's path.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5.5, 4))
+    points = [
+        (record["attack"]["mean_l2"], _rate(record), record["intervals"]["success_rate"], value)
+        for value, record in zip(values, records)
+        if record["attack"]["mean_l2"] is not None
+    ]
+    for distance, rate, (low, high), value in points:
+        axis.plot([distance, distance], [low, high], color="C0", linewidth=1)
+        axis.annotate(f"{name} = {value:g}", (distance, rate), textcoords="offset points",
+                      xytext=(6, -4), fontsize=8)  # fmt: skip
+    axis.plot([p[0] for p in points], [p[1] for p in points], "o-", color="C0", markersize=4)
+    axis.set_xlabel("mean L2 of the successes")
+    axis.set_ylabel("success, undetected (95 % interval)")
+    axis.set_title(_title(records[0]).splitlines()[0], fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
 def sheet(path: Path, clean, arrays, count: int = 10) -> None:
     """Saves a picture of the first images: originals, adversarials and their scaled difference.
 
@@ -186,8 +243,9 @@ def sheet(path: Path, clean, arrays, count: int = 10) -> None:
         share = arrays["judged_success"][k]
         label, target = int(arrays["label"][k]), int(arrays["target_class"][k])
         axes[0, k].set_title(f"{label}", fontsize=9)
-        wanted = f"to {target}" if target != label else "to any other"
-        axes[1, k].set_title(f"{wanted}: {share:.0%}", fontsize=9)
+        wanted = f"as {target}" if target != label else "as another"
+        passes = {0: "fails", 1: "passes"}.get(share, f"passes {share:.0%}")
+        axes[1, k].set_title(f"{wanted}: {passes}", fontsize=9)
         distance = arrays["distance"][k]
         found = f"L2 {distance:.2f}" if np.isfinite(distance) else "no success"
         axes[2, k].set_title(found, fontsize=9)

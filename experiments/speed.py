@@ -25,7 +25,7 @@ _BARE_SECONDS = 5.0
 
 
 def bare_rate(objective, defense, images, targets, mesh) -> float:
-    """Gradients a second of a compiled loop that does nothing else, lanes sharded as in the engine."""
+    """Gradients a second of a compiled loop that does nothing else, sharded as in the engine."""
     from functools import partial
 
     import jax
@@ -105,12 +105,11 @@ def main() -> None:
     bare = bare_rate(Generic(), defense, images[: LANES.value], targets[: LANES.value], mesh)
     small, *_ = engine(_SMALL, LANES.value)
     rate = large.lane_steps / large.run_seconds
-    print(f"bare gradient   {bare:9,.0f} a second")
-    print(
-        f"engine          {rate:9,.0f} a second that advance an unfinished image: {rate / bare:.1%}"
-    )
-    print(f"{_LARGE} images      {large.run_seconds:9.1f} s   {_SMALL} images {small.run_seconds:.1f} s: "
-          f"{large.run_seconds / small.run_seconds:.2f} x")  # fmt: skip
+    times = large.run_seconds / small.run_seconds
+    print(f"bare gradient  {bare:9,.0f} a second")
+    print(f"engine         {rate:9,.0f} a second that advance an image: {rate / bare:.1%} of it")
+    seconds = f"{large.run_seconds:9.1f} s, {_SMALL} images {small.run_seconds:.1f} s"
+    print(f"{_LARGE} images     {seconds}: {times:.2f} x")
     peaks = {}
     for count in (_SMALL, _LARGE):
         out = subprocess.run(
@@ -118,7 +117,7 @@ def main() -> None:
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         peaks[count] = json.loads(out.stdout.splitlines()[-1])["peak_mib"]
-    print(f"peak memory     {peaks[_LARGE]:9.0f} MiB  {_SMALL} images {peaks[_SMALL]:.0f} MiB: "
+    print(f"peak memory    {peaks[_LARGE]:9.0f} MiB, {_SMALL} images {peaks[_SMALL]:.0f} MiB: "
           f"{peaks[_LARGE] / peaks[_SMALL]:.2f} x")  # fmt: skip
 
 

@@ -94,4 +94,3 @@ def report(best: Best, num_gradients: jax.Array) -> AttackResult:
         missed=best.missed,
         num_gradients=num_gradients,
     )
-

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from advdet.attacks import base
 from advdet.attacks.variables import Bounds, from_box, to_box
 
-_NO_UPPER = 1e10  # as the released code: the bracket is open above until the first success
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 # Below this much travel in w an edge pixel (w = 7.25) does not come loose: measured, 1 is frozen,
 # 3 to 5 partial, 10 fine.
@@ -100,7 +99,7 @@ class CarliniWagner:
             iteration=jnp.int32(0),
             search_step=jnp.int32(0),
             lower=jnp.float32(0.0),
-            upper=jnp.float32(_NO_UPPER),
+            upper=jnp.float32(jnp.inf),
             const=jnp.asarray(self.initial_const, jnp.float32),
             step_success=jnp.bool_(False),
             checkpoint_loss=jnp.float32(jnp.inf),
@@ -168,8 +167,9 @@ class CarliniWagner:
         won = state.step_success
         upper = jnp.where(won, jnp.minimum(state.upper, state.const), state.upper)
         lower = jnp.where(won, state.lower, jnp.maximum(state.lower, state.const))
-        bracketed = upper < 0.1 * _NO_UPPER
-        const = jnp.where(bracketed, 0.5 * (lower + upper), 10.0 * state.const)
+        # Open above until the first success. The released code calls 1e10 open, and runs away from
+        # a success beyond 1e9.
+        const = jnp.where(jnp.isfinite(upper), 0.5 * (lower + upper), 10.0 * state.const)
 
         pick = lambda new, old: jnp.where(ended, new, old)
         return state._replace(

@@ -89,9 +89,7 @@ class DDN:
 
         losses, pull_back, goals = jax.vjp(losses_fn, state.current, has_aux=True)
         (gradients,) = jax.vmap(pull_back)(jnp.eye(losses.shape[0], dtype=losses.dtype))
-        goals, accepted = objective.accept(
-            key_accept, defense, state.current, state.target, goals
-        )
+        goals, accepted = objective.accept(key_accept, defense, state.current, state.target, goals)
         squared_distance = jnp.sum(jnp.square(state.current - state.image))
         best = base.keep_best(
             state.best, state.current, squared_distance, jnp.float32(jnp.nan), goals, accepted

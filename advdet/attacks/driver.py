@@ -223,12 +223,11 @@ def _states_of(attack, queue: Queue, rows: jax.Array):
 
 @partial(jax.jit, static_argnames=("lanes", "mesh"))
 def _begin(attack, queue: Queue, *, lanes: int, mesh: Mesh) -> Carry:
-    """The carry before the first step: each lane with one image, as far as they reach."""
+    """The carry before the first step: all lanes idle, nothing taken from the queue."""
 
     def on_device(attack, queue):
         size = queue.ids.shape[0]
-        lane = jnp.arange(lanes, dtype=jnp.int32)
-        rows = jnp.where(lane < queue.length[0], jnp.minimum(lane, size), size)
+        rows = jnp.full((lanes,), size, jnp.int32)
         states = _states_of(attack, queue, rows)
         shapes = jax.eval_shape(jax.vmap(attack.result), states)
         blank = lambda s: jnp.zeros((size, *s.shape[1:]), s.dtype)
@@ -236,7 +235,7 @@ def _begin(attack, queue: Queue, *, lanes: int, mesh: Mesh) -> Carry:
         return Carry(
             states=states,
             rows=rows,
-            cursor=jnp.minimum(jnp.int32(lanes), queue.length),
+            cursor=zero,
             results=jax.tree.map(blank, shapes),
             finished=jnp.zeros((size,), bool),
             lane_steps=zero,
@@ -257,25 +256,28 @@ def _advance(key, attack, objective, defense, queue, carry, num_steps, *, mesh) 
 
         def unfinished(loop):
             count, carry = loop
-            return (count < num_steps) & jnp.any(carry.rows < size)
+            waiting = jnp.any(carry.rows < size) | (carry.cursor[0] < queue.length[0])
+            return (count < num_steps) & waiting
 
         def one_step(loop):
+            # Images enter a lane here and nowhere else: compiled at two places, `init` could differ
+            # in its last bit, and a result would tell which way its image came in.
             count, carry = loop
+            over = (carry.rows < size) & jax.vmap(attack.done)(carry.states)
+            vacant = (carry.rows == size) & (carry.cursor[0] < queue.length[0])
+            carry = jax.lax.cond(
+                jnp.any(over | vacant), partial(_change, attack, queue, over), lambda c: c, carry
+            )
             busy = carry.rows < size
             keys = image_keys(key, queue.ids[jnp.minimum(carry.rows, size - 1)])
             states = jax.vmap(lambda k, s: attack.step(k, objective, defense, s))(
                 keys, carry.states
             )
-            over = busy & jax.vmap(attack.done)(states)
-            carry = carry._replace(
+            return count + 1, carry._replace(
                 states=states,
                 lane_steps=carry.lane_steps + jnp.sum(busy, dtype=jnp.int32),
-                loop_steps=carry.loop_steps + 1,
+                loop_steps=carry.loop_steps + jnp.any(busy).astype(jnp.int32),
             )
-            carry = jax.lax.cond(
-                jnp.any(over), partial(_hand_in, attack, queue, over), lambda c: c, carry
-            )
-            return count + 1, carry
 
         return jax.lax.while_loop(unfinished, one_step, (jnp.int32(0), carry))[1]
 
@@ -289,8 +291,8 @@ def _advance(key, attack, objective, defense, queue, carry, num_steps, *, mesh) 
     )(key, attack, objective, defense, queue, carry, num_steps)
 
 
-def _hand_in(attack, queue: Queue, over: jax.Array, carry: Carry) -> Carry:
-    """Writes the results of finished lanes and gives these lanes the next images."""
+def _change(attack, queue: Queue, over: jax.Array, carry: Carry) -> Carry:
+    """Writes the results of finished lanes, and gives these and idle ones the next images."""
     size = queue.ids.shape[0]
     found = jax.vmap(attack.result)(carry.states)
     slot = jnp.where(over, carry.rows, size)  # `size` lies outside and is dropped
@@ -298,14 +300,15 @@ def _hand_in(attack, queue: Queue, over: jax.Array, carry: Carry) -> Carry:
         lambda all, new: all.at[slot].set(new, mode="drop"), carry.results, found
     )
 
-    wanted = carry.cursor[0] + jnp.cumsum(over, dtype=jnp.int32) - 1
-    rows = jnp.where(over, jnp.where(wanted < queue.length[0], wanted, size), carry.rows)
+    ready = over | (carry.rows == size)
+    wanted = carry.cursor[0] + jnp.cumsum(ready, dtype=jnp.int32) - 1
+    rows = jnp.where(ready, jnp.where(wanted < queue.length[0], wanted, size), carry.rows)
     fresh = _states_of(attack, queue, rows)
-    pick = lambda new, old: jnp.where(over.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+    pick = lambda new, old: jnp.where(ready.reshape(-1, *[1] * (new.ndim - 1)), new, old)
     return carry._replace(
         states=jax.tree.map(pick, fresh, carry.states),
         rows=rows,
-        cursor=jnp.minimum(carry.cursor + jnp.sum(over, dtype=jnp.int32), queue.length),
+        cursor=jnp.minimum(carry.cursor + jnp.sum(ready, dtype=jnp.int32), queue.length),
         results=results,
         finished=carry.finished.at[slot].set(True, mode="drop"),
     )

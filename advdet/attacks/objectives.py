@@ -151,6 +151,12 @@ class Quantile(Objective):
     num_groups: int = dataclasses.field(default=20, metadata={"static": True})
     gradient_groups: int = dataclasses.field(default=5, metadata={"static": True})
 
+    def __post_init__(self):
+        if min(self.num_groups, self.gradient_groups) < 2:
+            raise InputError(
+                "num_groups and gradient_groups must be at least 2: a spread needs two"
+            )
+
     def excess(self, key, defense, image):
         return self._upper(key, defense, image, self.gradient_groups)
 

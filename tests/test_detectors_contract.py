@@ -1,0 +1,211 @@
+"""What holds for every detector that scores images, and for the dropout detector itself."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from advdet import defenses, nets
+from advdet.detectors import DETECTORS, Dropout, from_spec, name_of
+from advdet.detectors.dropout import uncertainty
+from advdet.types import Batch, FitData, InputError
+
+SCORING = [name for name, kind in DETECTORS.items() if kind.kind == "score"]
+every = pytest.mark.parametrize("name", SCORING)
+SHAPE = (16, 16, 1)  # the least that the MNIST network, with all its features, takes
+
+
+def batch(seed, count, first_id, base=None):
+    random = np.random.RandomState(seed)
+    images = random.rand(count, *SHAPE).astype(np.float32) ** 3
+    if base is not None:  # made from the images of another batch
+        images = np.clip(base.images + 0.3 * (images - 0.5), 0, 1).astype(np.float32)
+    labels = np.arange(count, dtype=np.int32) % 10 if base is None else base.labels
+    ids = np.arange(first_id, first_id + count, dtype=np.int32) if base is None else base.ids
+    return Batch(images, labels, ids)
+
+
+@pytest.fixture(scope="module")
+def scene():
+    """Each scoring detector, fitted once; with a classifier, data and threshold images."""
+    classifier = nets.init(jax.random.key(0), nets.MnistNet(10), SHAPE)
+    train, select, threshold = batch(1, 100, 0), batch(2, 50, 1000), batch(3, 200, 2000)
+    found = {}
+
+    def get(name):
+        if name not in found:
+            detector = DETECTORS[name]()
+            crafted = detector.needs_adversarial
+            data = FitData(
+                train,
+                select,
+                batch(4, 100, 0, train) if crafted else None,
+                batch(5, 50, 0, select) if crafted else None,
+            )
+            found[name] = defenses.fit_defense(
+                jax.random.key(1), detector, classifier, data, threshold
+            )
+        return found[name], threshold
+
+    return get
+
+
+@every
+def test_scores_have_one_finite_number_an_image_and_repeat(name, scene):
+    defense = scene(name)[0].defense
+    images = jnp.asarray(batch(6, 5, 0).images)
+    score = jax.jit(defense.score)
+    first = score(jax.random.key(0), images)
+    assert (first.shape, first.dtype) == ((5,), jnp.float32)
+    assert np.isfinite(first).all()
+    np.testing.assert_array_equal(first, score(jax.random.key(0), images))
+    if defense.detector.random:
+        assert (first != score(jax.random.key(1), images)).any()
+    else:
+        np.testing.assert_array_equal(first, score(jax.random.key(1), images))
+
+
+@every
+def test_scores_are_the_same_compiled_and_not(name, scene):
+    defense = scene(name)[0].defense
+    images = jnp.asarray(batch(6, 3, 0).images)
+    plain = defense.score(jax.random.key(0), images)
+    quick = jax.jit(defense.score)(jax.random.key(0), images)
+    np.testing.assert_allclose(plain, quick, rtol=1e-3, atol=1e-6)
+
+
+@every
+def test_logits_have_one_row_an_image(name, scene):
+    defense = scene(name)[0].defense
+    logits = defense.logits(jax.random.key(0), jnp.asarray(batch(6, 3, 0).images))
+    assert (logits.shape, logits.dtype) == ((3, 10), jnp.float32)
+    assert np.isfinite(logits).all()
+
+
+@every
+def test_gradients_of_the_score_are_finite_and_not_all_zero(name, scene):
+    defense = scene(name)[0].defense
+    if not defense.detector.differentiable:
+        pytest.skip("has no useful gradient")
+    images = batch(6, 4, 0).images
+    images[0], images[1] = 0.0, 1.0
+    total = lambda x: defense.score(jax.random.key(0), x).sum()
+    gradient = np.asarray(jax.jit(jax.grad(total))(jnp.asarray(images)))
+    assert np.isfinite(gradient).all()
+    assert np.abs(gradient[2:]).max() > 0
+
+
+@every
+def test_a_score_depends_on_its_image_and_id_alone(name, scene, rng):
+    fitted, threshold = scene(name)
+    run = lambda rows: defenses.score_images(
+        jax.random.key(2), fitted.defense, threshold.images[rows], threshold.ids[rows]
+    )
+    whole = run(np.arange(200))
+    for rows in (rng.permutation(200), np.array([199]), np.arange(90, 110)):
+        np.testing.assert_array_equal(run(rows), whole[rows])
+
+
+@every
+def test_thresholds_keep_their_false_positive_rates(name, scene):
+    fitted, threshold = scene(name)
+    fresh = batch(7, 400, 5000)
+    seen_scores, fresh_scores = (
+        defenses.score_images(jax.random.key(3), fitted.defense, b.images, b.ids)
+        for b in (threshold, fresh)
+    )
+    for rate in (0.05, 0.5):
+        again = defenses.threshold_at(seen_scores, rate)
+        assert (seen_scores > np.float32(again)).mean() <= rate
+        error = np.sqrt(rate * (1 - rate) * (1 / 200 + 1 / 400))
+        for used in (again, fitted.thresholds[str(rate)]):
+            found = (fresh_scores > np.float32(used)).mean()
+            np.testing.assert_allclose(found, rate, atol=4 * error)
+    ordered = [fitted.thresholds[str(rate)] for rate in (0.5, 0.05, 0.01)]
+    assert ordered == sorted(ordered)
+    assert fitted.defense.threshold == np.float32(fitted.thresholds["0.05"])
+
+
+@every
+def test_the_native_threshold_is_a_number_or_none(name, scene):
+    fitted, _ = scene(name)
+    native = fitted.defense.detector.native_threshold(fitted.defense.fitted)
+    assert native is None or (isinstance(native, float) and np.isfinite(native))
+    assert fitted.thresholds["native"] == native
+
+
+@pytest.mark.parametrize("name", list(DETECTORS))
+def test_detectors_are_equal_by_value_and_frozen(name):
+    one, other = DETECTORS[name](), DETECTORS[name]()
+    assert one == other and hash(one) == hash(other)
+    assert dataclasses.is_dataclass(one)
+    assert name_of(one) == name and from_spec(name) == one
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.anything = 1
+    for field in dataclasses.fields(one):
+        value = getattr(one, field.name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            assert dataclasses.replace(one, **{field.name: value + 1}) != one
+
+
+@pytest.mark.parametrize("name", list(DETECTORS))
+def test_detectors_say_what_they_are(name):
+    kind = DETECTORS[name]
+    assert kind.kind in ("score", "corrector", "set", "none")
+    for flag in (kind.needs_adversarial, kind.differentiable, kind.random):
+        assert isinstance(flag, bool)
+    assert kind.__doc__
+
+
+# ---- dropout
+
+
+def test_uncertainty_is_the_variance_of_the_softmax_summed_over_classes(rng):
+    draws = rng.dirichlet(np.ones(10), (30, 4)).astype(np.float32)
+    wide = draws.astype(np.float64)
+    by_squares = np.sum(np.mean(wide**2, 0) - np.mean(wide, 0) ** 2, axis=-1)
+    np.testing.assert_allclose(uncertainty(jnp.asarray(draws)), by_squares, rtol=1e-5)
+    np.testing.assert_allclose(uncertainty(jnp.asarray(draws)), wide.var(0).sum(-1), rtol=1e-5)
+
+
+def test_uncertainty_of_networks_that_agree_is_zero_and_never_below():
+    one = np.repeat(np.float32([[[0.1, 0.7, 0.2]]]), 30, axis=0)
+    assert 0 <= uncertainty(jnp.asarray(one))[0] < 1e-12
+
+
+def test_two_networks_that_disagree_are_as_uncertain_as_by_hand():
+    draws = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+    assert uncertainty(draws) == 0.5
+
+
+def test_dropout_finds_images_between_two_classes_more_suspicious():
+    """Half of the hidden units speak for class 0 and see the left pixels, half for class 1."""
+    left = np.arange(toys.PIXELS) % 2 == 0
+    w1 = np.zeros((toys.PIXELS, toys.HIDDEN))
+    w1[left, :8] = w1[~left, 8:] = 0.2
+    w2 = np.zeros((toys.HIDDEN, 2))
+    w2[:8, 0] = w2[8:, 1] = 2.0
+    net = toys.classifier(w1=w1, w2=w2, classes=2)
+    image = lambda a, b: np.where(left, a, b).reshape(toys.SHAPE).astype(np.float32)
+    clean = np.stack([image(0.9, 0.4), image(0.4, 0.9)])
+    between = clean[:1] * 0.5 + clean[1:] * 0.5
+    images = jnp.asarray(np.concatenate([clean, between]))
+    defense = toys.guarded(net, Dropout())
+    score = jax.jit(jax.vmap(lambda k: defense.score(k, images)))
+    scores = score(jax.random.split(jax.random.key(0), 20))
+    assert scores[:, 2].min() > 3 * scores[:, :2].max()
+
+
+def test_the_native_threshold_of_dropout_is_the_paper_s():
+    assert Dropout().native_threshold(()) == 0.02
+    assert Dropout(tau=0.1).native_threshold(()) == 0.1
+
+
+def test_a_spread_over_less_than_two_networks_is_refused():
+    with pytest.raises(ValueError, match="num_samples must be at least 2"):
+        Dropout(num_samples=1)
+    with pytest.raises(InputError, match="num_samples must be at least 2"):
+        from_spec("dropout:num_samples=1")

@@ -1,0 +1,166 @@
+"""Small classifiers and detectors whose truth is known, and one way to attack them.
+
+Everything that is attacked through `attack` has one image shape, one number of rows and one number
+of lanes, so that tests share compiled programs.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from advdet import defenses, nets
+from advdet.attacks import driver, objectives
+from advdet.detectors import Detector
+from advdet.types import Classifier, Outputs
+
+SHAPE, PIXELS, CLASSES, HIDDEN = (8, 8, 1), 64, 10, 16
+ROWS, LANES = 16, 4
+
+# How often each toy's Python code ran: once for each trace (or each call outside of jit).
+calls = collections.Counter()
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyApply:
+    """logits = dropout(tanh(x w1)) w2 + x skip + bias, of x = image - 0.5; linear where w2 = 0."""
+
+    def __call__(self, variables, images, key=None):
+        calls["classifier"] += 1
+        flat = images.reshape(images.shape[0], -1) - 0.5
+        product = lambda a, name: jnp.matmul(a, variables[name], precision="highest")
+        hidden = jnp.tanh(product(flat, "w1"))
+        used = hidden if key is None else nets.dropout(key, hidden)
+        logits = product(used, "w2") + product(flat, "skip") + variables["bias"][None]
+        return Outputs(logits, {"penultimate": hidden})
+
+
+def classifier(*, w1=None, w2=None, skip=None, bias=None, classes=CLASSES) -> Classifier:
+    """A toy classifier; what is not given is zero."""
+    shapes = {
+        "w1": (PIXELS, HIDDEN),
+        "w2": (HIDDEN, classes),
+        "skip": (PIXELS, classes),
+        "bias": (classes,),
+    }
+    given = {"w1": w1, "w2": w2, "skip": skip, "bias": bias}
+    zero_where_none = lambda name: np.zeros(shapes[name]) if given[name] is None else given[name]
+    return Classifier({n: jnp.asarray(zero_where_none(n), jnp.float32) for n in shapes}, ToyApply())
+
+
+def network(seed: int = 0, **changes) -> Classifier:
+    """A two-layer network with fixed random weights."""
+    random = np.random.RandomState(seed)
+    weights = {
+        "w1": 0.4 * random.randn(PIXELS, HIDDEN),
+        "w2": random.randn(HIDDEN, CLASSES),
+        "bias": 0.1 * random.randn(CLASSES),
+    }
+    return classifier(**(weights | changes))
+
+
+def logits64(variables, image: np.ndarray) -> np.ndarray:
+    """The toy's logits [K] of one image, in float64."""
+    v = {name: np.asarray(value, np.float64) for name, value in variables.items()}
+    flat = np.asarray(image, np.float64).ravel() - 0.5
+    return np.tanh(flat @ v["w1"]) @ v["w2"] + flat @ v["skip"] + v["bias"]
+
+
+def margin64(variables, image: np.ndarray, target: int) -> tuple[float, np.ndarray]:
+    """Best other logit minus the target's and its gradient (shape of the image), in float64."""
+    v = {name: np.asarray(value, np.float64) for name, value in variables.items()}
+    logits = logits64(variables, image)
+    others = np.where(np.arange(len(logits)) == target, -np.inf, logits)
+    slope = np.zeros(len(logits))
+    slope[others.argmax()], slope[target] = 1.0, -1.0
+    hidden = np.tanh((np.asarray(image, np.float64).ravel() - 0.5) @ v["w1"])
+    gradient = v["w1"] @ ((1.0 - hidden**2) * (v["w2"] @ slope)) + v["skip"] @ slope
+    return others.max() - logits[target], gradient.reshape(np.shape(image))
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearScore(Detector):
+    """Suspicion is a linear function of the image; `fitted` is its direction [PIXELS]."""
+
+    def score(self, key, fitted, classifier, images):
+        del key, classifier
+        calls["detector"] += 1
+        return jnp.matmul(images.reshape(images.shape[0], -1), fitted, precision="highest")
+
+
+@dataclasses.dataclass(frozen=True)
+class Coin(Detector):
+    """Suspicion is a uniform number, whatever the image."""
+
+    random: ClassVar[bool] = True
+
+    def score(self, key, fitted, classifier, images):
+        del fitted, classifier
+        return jax.random.uniform(key, (images.shape[0],)) + 0.0 * images[:, 0, 0, 0]
+
+
+def guarded(classifier, detector, fitted=(), threshold=0.0, scale=1.0) -> defenses.Defense:
+    """A defence with a threshold given by hand."""
+    return defenses.Defense(
+        classifier, fitted, jnp.float32(threshold), jnp.float32(scale), detector
+    )
+
+
+def digits(seed: int = 1, count: int = ROWS) -> np.ndarray:
+    """Random images of which half of the pixels are exactly 0 or 1, as a digit's are."""
+    values = np.random.RandomState(seed).uniform(-0.5, 1.5, (count, *SHAPE))
+    return np.clip(values, 0.0, 1.0).astype(np.float32)
+
+
+def predicted(classifier: Classifier, images: np.ndarray) -> np.ndarray:
+    """The classes that the classifier gives."""
+    return np.asarray(classifier(jnp.asarray(images)).logits.argmax(1), np.int32)
+
+
+def wrong_targets(classifier: Classifier, images: np.ndarray) -> np.ndarray:
+    """A class other than the predicted one for each image."""
+    steps = 1 + np.arange(len(images), dtype=np.int32) % (CLASSES - 1)
+    return (predicted(classifier, images) + steps) % np.int32(CLASSES)
+
+
+def attack(attack, objective, defense, images, targets, *, seed=0, todo=None, **options):
+    """Runs up to ROWS images through the driver, padded to ROWS; the results of these images.
+
+    Rows not in `todo` are meaningless.
+    """
+    count = len(images)
+    pad = lambda a: np.concatenate([a, np.repeat(a[:1], ROWS - count, axis=0)])
+    ids = options.pop("ids", np.arange(count, dtype=np.int32))
+    for name in ("start", "free"):
+        if name in options:
+            options[name] = pad(options[name])
+    progress = driver.run(
+        jax.random.key(seed),
+        attack,
+        objective,
+        defense,
+        pad(np.asarray(images, np.float32)),
+        pad(np.asarray(targets, np.int32)),
+        np.concatenate([ids, 10_000 + np.arange(ROWS - count, dtype=np.int32)]),
+        lanes=LANES,
+        todo=np.arange(count) if todo is None else todo,
+        **options,
+    )
+    return jax.tree.map(lambda a: a[:count], progress.results)
+
+
+def margins(classifier: Classifier, images: np.ndarray, targets, targeted: bool = True):
+    """[N] margins that an attacker brings below zero."""
+    one = lambda logits, target: objectives.margin(logits, target, targeted)
+    return np.asarray(jax.vmap(one)(classifier(jnp.asarray(images)).logits, jnp.asarray(targets)))
+
+
+def assert_same_bits(one, other, rows=slice(None)):
+    """All fields of two results are equal bit for bit (NaN equals NaN) in these rows."""
+    for name, left, right in zip(one._fields, one, other):
+        np.testing.assert_array_equal(left[rows], right[rows], err_msg=name)
