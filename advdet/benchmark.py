@@ -20,7 +20,7 @@ from advdet import cells, datasets, detectors, records, results, settings, train
 from advdet.assess import assess
 from advdet.attacks import objectives, presets
 from advdet.attacks.base import AttackResult
-from advdet.defenses import FittedDefense, fit_defense, undefended
+from advdet.defenses import Defense, FittedDefense, fit_defense, undefended
 from advdet.detectors import Detector, NoDetector
 from advdet.judge import ATTACKERS_OWN, judge
 from advdet.settings import Settings
@@ -126,16 +126,18 @@ def evaluate(
             initial_const=initial_const,
         ),
     )  # fmt: skip
-    splits = data if isinstance(data, Splits) else datasets.load(data, data_source, data_dir)
-    plan = settings.for_data(plan, splits)
+    if surrogate is not None and threat_model != "limited_knowledge":
+        raise InputError(f"{threat_model} has no use for a surrogate; leave it out")
     if results_dir is not None:
         results.check_writable(results_dir)
+    splits = data if isinstance(data, Splits) else datasets.load(data, data_source, data_dir)
+    plan = settings.for_data(plan, splits)
 
     half = "defender" if threat_model == "limited_knowledge" else "full"
     if classifier is None:
         classifier = training.classifier_for(splits, half=half, progress=progress)
     check_classifier(classifier, splits)
-    run = _Run(splits, plan, name, threat_model, results_dir, resume, command, progress)
+    run = _Run(splits, plan, name, threat_model, results_dir, resume, command, progress, None)
     clean = splits.test.take(slice(plan.num_images))
     baseline = images_from = None
     if detector.kind != "none":
@@ -148,6 +150,7 @@ def evaluate(
     copy = None
     if threat_model == "limited_knowledge":
         copy = _surrogate(run, detector, surrogate).at(plan.operating_point)
+        run = run._replace(surrogate=copy)
     view = attacker_view(threat_model, victim.at(plan.operating_point), copy)
     goal = _targets(run, classifier, clean)
 
@@ -170,6 +173,7 @@ class _Run(NamedTuple):
     resume: bool
     command: str | None
     progress: bool
+    surrogate: Defense | None
 
     def say(self, text: str) -> None:
         if self.progress:
@@ -181,12 +185,15 @@ class _Run(NamedTuple):
         part = records.run_part(
             self.plan, self.splits, attack=attack, attack_settings=attack_settings,
             objective=objective, defense_name=self.defense_name, defense=victim.defense,
-            threat_model=self.threat_model, command=self.command,
+            threat_model=self.threat_model, surrogate=self.surrogate, command=self.command,
         )  # fmt: skip
         if self.results_dir is None:
             return part, None, None
         path = results.record_path(self.results_dir, part)
-        return part, path, results.load(path)
+        stored = results.load(path)
+        if stored is not None:
+            results.drop_partial(path)  # one that a kill left behind just after the record
+        return part, path, stored
 
 
 def check_classifier(classifier: Classifier, splits: Splits) -> None:
@@ -261,11 +268,13 @@ def _crafted(run: _Run, classifier: Classifier, source: Batch) -> Batch:
         undefended(classifier), batch, targets, seed=plan.seed, lanes=plan.lanes,
         progress=run.progress,
     )  # fmt: skip
-    changed = found.success & (found.distance > 0)
-    if changed.mean() < 0.99:
+    already = found.success & (found.distance == 0)  # taken for the target as they are
+    changed = found.success & ~already
+    share = changed.sum() / max(1, (~already).sum())
+    if share < 0.99:
         raise InputError(
-            f"{plan.train_attack} changed the label of only {changed.mean():.1%} of the images "
-            "that the detector should learn from; choose another --train_attack"
+            f"{plan.train_attack} changed the label of only {share:.1%} of the images that the "
+            "detector should learn from; choose another --train_attack"
         )
     return Batch(found.image, batch.labels, batch.ids).take(changed)
 

@@ -141,7 +141,9 @@ class _Conv(nn.Module):
     @nn.compact
     def __call__(self, x):
         shape = (self.size, self.size, x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32)
+        # The paper's networks: Keras' own initialiser for digits, He's for the ResNet.
+        scheme = nn.initializers.glorot_uniform if self.by_patches else nn.initializers.he_normal
+        kernel = self.param("kernel", scheme(), shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         form = patches_conv if self.by_patches else conv
         out = form(x, kernel, self.stride, self.padding, self.precision)
@@ -167,7 +169,9 @@ class MnistNet(nn.Module):
                 f"network: it needs at least {_MIN_SIDE} x {_MIN_SIDE}"
             )
         form = functools.partial(_Conv, 64, by_patches=True, precision=self.precision)
-        dense = functools.partial(nn.Dense, precision=self.precision)
+        dense = functools.partial(
+            nn.Dense, precision=self.precision, kernel_init=nn.initializers.glorot_uniform()
+        )
         conv1 = nn.relu(form(5, 2, "SAME", name="conv1")(images - 0.5))
         conv2 = nn.relu(form(3, 2, "VALID", name="conv2")(conv1))
         conv3 = nn.relu(form(3, 1, "VALID", name="conv3")(conv2))

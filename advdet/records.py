@@ -29,6 +29,7 @@ def run_part(
     defense_name: str,
     defense: Defense,
     threat_model: str,
+    surrogate: Defense | None,
     command: str | None,
 ) -> dict[str, Any]:
     """What was run: the record's `run`, with a hash of everything that can change the result.
@@ -42,6 +43,7 @@ def run_part(
       defense_name: the judged defence's.
       defense: the judged defence.
       threat_model: what the attacker knew.
+      surrogate: the attacker's own copy, if he has one.
       command: how it was called.
     """
     device = jax.devices()[0]
@@ -59,6 +61,11 @@ def run_part(
         "lanes": plan.lanes,
         "splits": splits.hashes,
         "classifier": fingerprint(defense.classifier),
+        "surrogate": surrogate
+        and {
+            "classifier": fingerprint(surrogate.classifier),
+            "detector": dataclasses.asdict(surrogate.detector),
+        },
         "settings": {
             "num_images": plan.num_images,
             "confidence": plan.confidence,
@@ -72,7 +79,9 @@ def run_part(
         },
     }
     given = None if isinstance(plan.targets, str) else [int(t) for t in plan.targets]
-    digest = results.settings_hash({**hashed, "given": given})
+    kinds = [f"{type(d.detector).__module__}.{type(d.detector).__qualname__}"
+             for d in (defense, surrogate) if d is not None]  # fmt: skip
+    digest = results.settings_hash({**hashed, "given": given, "classes": kinds})
     unhashed = {
         "data_source": splits.source,
         "versions": checkpoints.versions(),

@@ -43,14 +43,16 @@ def record_path(results_dir: str | Path, run: dict[str, Any]) -> Path:
 
 
 def check_writable(results_dir: str | Path) -> None:
-    """Makes the folder, if need be, and proves that files can be written there.
+    """Proves that files can be written in this folder, or in what exists of the path to it.
 
     Raises:
       InputError: they cannot.
     """
+    folder = Path(results_dir).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
     try:
-        Path(results_dir).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=results_dir):
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise InputError(

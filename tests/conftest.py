@@ -21,15 +21,13 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error:::experiments")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory):
-    """A cache folder of the tests' own, the same for all of them."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, session_cache):
-    monkeypatch.setenv("ADVDET_CACHE", str(session_cache))
+    """A cache folder of the tests' own, the same for all of them; a module may set another."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADVDET_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def smoke(name):
 
 def first_state(attack, image, target):
     free = jnp.ones(image.shape, bool)
-    return attack.init(None, jnp.int32(3), image, target, image, free)
+    return attack.init(jax.random.key(1), jnp.int32(3), image, target, image, free)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from advdet.defenses import undefended
 from advdet.types import Classifier, Outputs
 
 FAST = presets.make("carlini_wagner", presets.settings("carlini_wagner", "fast", 1, "none"))
+PUBLISHED = dataclasses.replace(FAST, restart_noise=0.0)
 
 
 # ---- the change of variables
@@ -145,10 +146,10 @@ def test_a_plain_loop_finds_the_same_on_a_toy():
     look = lambda now: list(
         zip(*(toys.margin64(net.variables, x, t) for x, t in zip(now, targets)))
     )
-    plain = run_plain(look, images, FAST)
+    plain = run_plain(look, images, PUBLISHED)
     ids = np.arange(20, dtype=np.int32)
     parts = [
-        toys.attack(FAST, Generic(), undefended(net), images[r], targets[r], ids=ids[r])
+        toys.attack(PUBLISHED, Generic(), undefended(net), images[r], targets[r], ids=ids[r])
         for r in (slice(0, 16), slice(16, 20))
     ]
     result = jax.tree.map(lambda *a: np.concatenate(a), *parts)
@@ -175,9 +176,9 @@ def test_a_plain_loop_finds_the_same_on_mnist():
     def look64(now):
         return [np.asarray(a, np.float64) for a in look(now.astype(np.float32))]
 
-    plain = run_plain(look64, images, FAST)
+    plain = run_plain(look64, images, PUBLISHED)
     result = driver.run(
-        jax.random.key(0), FAST, Generic(), undefended(net), images, targets, ids, lanes=10
+        jax.random.key(0), PUBLISHED, Generic(), undefended(net), images, targets, ids, lanes=10
     ).results
     assert_like_the_loop(result, *plain)
 
@@ -209,7 +210,7 @@ def test_each_image_has_a_constant_of_its_own():
     free = np.ones(images.shape, bool)
     free[:, 0, 0, 0] = False
     targets = np.repeat(toys.wrong_targets(plain, images[:1]), 4)
-    attack = CarliniWagner(12, 200, 0.05, 0.01)
+    attack = CarliniWagner(12, 200, 0.05, 0.01, restart_noise=0.0)
     run = lambda **options: toys.attack(
         attack, Generic(), undefended(net), images, targets, free=free, **options
     )
@@ -236,7 +237,7 @@ def histories():
     many = jax.tree.map(choose, undefended(net), undefended(hopeless))
     targets = targets.at[5].set(9)
     begin = lambda image, target: attack.init(
-        None, jnp.int32(0), image, target, image, jnp.ones(image.shape, bool)
+        jax.random.key(1), jnp.int32(0), image, target, image, jnp.ones(image.shape, bool)
     )
     states = jax.vmap(begin)(images, targets)
 
@@ -311,7 +312,7 @@ def test_an_image_on_which_nothing_moves_is_given_up_at_the_second_check():
     constant = toys.classifier()
     images = toys.digits(count=2)
     result = toys.attack(
-        FAST, Generic(confidence=1.0), undefended(constant), images, np.zeros(2, np.int32)
+        PUBLISHED, Generic(confidence=1.0), undefended(constant), images, np.zeros(2, np.int32)
     )
     each = FAST.steps // 10 + 1
     assert (result.num_gradients == FAST.binary_search_steps * each).all()
@@ -367,3 +368,25 @@ def test_a_rate_that_cannot_free_edge_pixels_is_warned_about(travel, warned):
     assert (presets.frozen_edge_warning(attack, toys.digits()) is not None) == warned
     grey = np.full((2, *toys.SHAPE), 0.5, np.float32)
     assert presets.frozen_edge_warning(attack, grey) is None
+
+
+def test_a_step_without_success_is_followed_by_a_noisy_start_and_others_by_the_image():
+    net = toys.network()
+    images = toys.digits(2, 1)
+    targets = toys.wrong_targets(net, images)
+    attack = CarliniWagner(6, 5, 0.1, 1e-6, abort_early=False)  # c rises until it is large enough
+    hopeful = dataclasses.replace(attack, initial_const=1e3, steps=100)
+    for settings, noisy in ((attack, True), (hopeful, False)):
+        free = np.ones(images[0].shape, bool)
+        state = settings.init(
+            jax.random.key(1), jnp.int32(0), images[0], targets[0], images[0], free
+        )
+        step = jax.jit(
+            lambda s, a=settings: a.step(jax.random.key(0), Generic(), undefended(net), s)
+        )
+        while state.search_step < 1:
+            state = step(state)
+        away = np.abs(np.asarray(variables.to_box(state.w)) - images[0])
+        assert (np.median(away) > 1e-3) == noisy
+        assert np.isfinite(state.upper) != noisy
+        assert (away < 0.5).all()

@@ -201,7 +201,7 @@ def _hash(
         plan, splits, attack=attack_name, attack_settings=dataclasses.asdict(attack),
         objective=settings.make_objective(plan, name), defense_name=name,
         defense=Defense(classifier, (), 0.0, 1.0, detector), threat_model=threat_model,
-        command=command,
+        surrogate=None, command=command,
     )  # fmt: skip
     return part["settings_hash"]
 

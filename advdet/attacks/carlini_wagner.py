@@ -7,6 +7,10 @@ Adam's state and early abort are the image's own. The best image is kept at ever
 success test of the goals themselves (confidence and detector included); distances are measured from
 the true image, not from its squeezed copy.
 
+One departure: while no c has brought a success, the next one starts from the image with a little
+noise. From the image itself each larger c follows the same path (Adam does not feel the scale), and
+where that path ends in a local minimum all of them fail.
+
 Source: Carlini & Wagner 2017 (S&P), sections V and VI; the released code's 9 steps and 0.9999 rule.
 """
 
@@ -22,6 +26,7 @@ from advdet.attacks import base
 from advdet.attacks.variables import Bounds, from_box, to_box
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+_RESTART = 2**31 - 1  # folded into the key; steps fold in their count
 # Below this much travel in w an edge pixel (w = 7.25) does not come loose: measured, 1 is frozen,
 # 3 to 5 partial, 10 fine.
 MINIMUM_TRAVEL = 5.0
@@ -33,6 +38,7 @@ class State(NamedTuple):
     Attributes:
       image: [H, W, C] clean.
       start: [H, W, C] variables at which each search step begins.
+      restarts: [2, H, W, C] variables of the image plus noise, and minus the same noise.
       free: [H, W, C] bool, pixels that may change.
       target: [] int32.
       w: [H, W, C] variables; adam_mean, adam_square: Adam's moments of them.
@@ -46,6 +52,7 @@ class State(NamedTuple):
 
     image: jax.Array
     start: jax.Array
+    restarts: jax.Array
     free: jax.Array
     target: jax.Array
     w: jax.Array
@@ -72,6 +79,8 @@ class CarliniWagner:
       steps: Adam steps for each.
       learning_rate: Adam's, in w.
       initial_const: the first c.
+      restart_noise: standard deviation, in the box's width, of the noise on the start that follows
+        a c without success; 0 is the attack as published.
       abort_early: give up a value of c when a tenth of the steps brought less than 0.01 %. Never
         done where the goals are random, whose loss is noisy.
       bounds: the box.
@@ -81,16 +90,21 @@ class CarliniWagner:
     steps: int = 1000
     learning_rate: float = 0.01
     initial_const: float = 1e-3
+    restart_noise: float = 0.1
     abort_early: bool = dataclasses.field(default=True, metadata={"static": True})
     bounds: Bounds = dataclasses.field(default=(0.0, 1.0), metadata={"static": True})
 
     def init(self, key, image_id, image, target, start, free) -> State:
         """A fresh state; `image`, `start`, `free` are [H, W, C], `target` [] int32."""
-        del key, image_id
+        del image_id
         w = from_box(start, self.bounds)
+        low, high = self.bounds
+        noise = jax.random.normal(jax.random.fold_in(key, _RESTART), (1, *image.shape))
+        noise = (high - low) * self.restart_noise * jnp.concatenate([noise, -noise])
         return State(
             image=image,
             start=w,
+            restarts=from_box(jnp.clip(start[None] + noise, low, high), self.bounds),
             free=free,
             target=target,
             w=w,
@@ -171,9 +185,14 @@ class CarliniWagner:
         # a success beyond 1e9.
         const = jnp.where(jnp.isfinite(upper), 0.5 * (lower + upper), 10.0 * state.const)
 
+        # The two in turn, each time nearer to the image: no two starts are the same.
+        lean = 0.5 ** (state.search_step // 2).astype(jnp.float32)
+        noisy = state.start + lean * (state.restarts[state.search_step % 2] - state.start)
+        begin = jnp.where(jnp.isfinite(upper), state.start, noisy)
+
         pick = lambda new, old: jnp.where(ended, new, old)
         return state._replace(
-            w=pick(state.start, state.w),
+            w=pick(begin, state.w),
             adam_mean=pick(0.0, state.adam_mean),
             adam_square=pick(0.0, state.adam_square),
             iteration=pick(0, state.iteration),

@@ -138,7 +138,7 @@ def run(
     queue, owner, place = _share_out(images, targets, ids, start, free, rows, mesh)
 
     began = time.perf_counter()
-    carry = _begin(attack, queue, lanes=lanes, mesh=mesh)
+    carry = _begin(key, attack, queue, lanes=lanes, mesh=mesh)
     slice_steps = 0  # the first call compiles and does nothing
     compile_seconds = run_seconds = 0.0
     while True:
@@ -211,24 +211,24 @@ def _collect(carry, num_images, rows, owner, place, num_devices, compile_seconds
     )
 
 
-def _states_of(attack, queue: Queue, rows: jax.Array):
+def _states_of(key, attack, queue: Queue, rows: jax.Array):
     """Fresh states for queue rows [L]; rows beyond the end give some state, which is not used."""
     rows = jnp.minimum(rows, queue.ids.shape[0] - 1)
-    begin = lambda i, *rest: attack.init(None, i, *rest)
-    return jax.vmap(begin)(
-        queue.ids[rows], queue.images[rows], queue.targets[rows], queue.start[rows],
+    ids = queue.ids[rows]
+    return jax.vmap(attack.init)(
+        image_keys(key, ids), ids, queue.images[rows], queue.targets[rows], queue.start[rows],
         queue.free[rows],
     )  # fmt: skip
 
 
 @partial(jax.jit, static_argnames=("lanes", "mesh"))
-def _begin(attack, queue: Queue, *, lanes: int, mesh: Mesh) -> Carry:
+def _begin(key, attack, queue: Queue, *, lanes: int, mesh: Mesh) -> Carry:
     """The carry before the first step: all lanes idle, nothing taken from the queue."""
 
-    def on_device(attack, queue):
+    def on_device(key, attack, queue):
         size = queue.ids.shape[0]
         rows = jnp.full((lanes,), size, jnp.int32)
-        states = _states_of(attack, queue, rows)
+        states = _states_of(key, attack, queue, rows)
         shapes = jax.eval_shape(jax.vmap(attack.result), states)
         blank = lambda s: jnp.zeros((size, *s.shape[1:]), s.dtype)
         zero = jnp.zeros((1,), jnp.int32)
@@ -243,8 +243,8 @@ def _begin(attack, queue: Queue, *, lanes: int, mesh: Mesh) -> Carry:
         )
 
     return jax.shard_map(
-        on_device, mesh=mesh, in_specs=(P(), P(_AXIS)), out_specs=P(_AXIS), check_vma=False
-    )(attack, queue)
+        on_device, mesh=mesh, in_specs=(P(), P(), P(_AXIS)), out_specs=P(_AXIS), check_vma=False
+    )(key, attack, queue)
 
 
 @partial(jax.jit, static_argnames=("mesh",), donate_argnames=("carry",))
@@ -266,7 +266,10 @@ def _advance(key, attack, objective, defense, queue, carry, num_steps, *, mesh) 
             over = (carry.rows < size) & jax.vmap(attack.done)(carry.states)
             vacant = (carry.rows == size) & (carry.cursor[0] < queue.length[0])
             carry = jax.lax.cond(
-                jnp.any(over | vacant), partial(_change, attack, queue, over), lambda c: c, carry
+                jnp.any(over | vacant),
+                partial(_change, key, attack, queue, over),
+                lambda c: c,
+                carry,
             )
             busy = carry.rows < size
             keys = image_keys(key, queue.ids[jnp.minimum(carry.rows, size - 1)])
@@ -291,7 +294,7 @@ def _advance(key, attack, objective, defense, queue, carry, num_steps, *, mesh) 
     )(key, attack, objective, defense, queue, carry, num_steps)
 
 
-def _change(attack, queue: Queue, over: jax.Array, carry: Carry) -> Carry:
+def _change(key, attack, queue: Queue, over: jax.Array, carry: Carry) -> Carry:
     """Writes the results of finished lanes, and gives these and idle ones the next images."""
     size = queue.ids.shape[0]
     found = jax.vmap(attack.result)(carry.states)
@@ -303,7 +306,7 @@ def _change(attack, queue: Queue, over: jax.Array, carry: Carry) -> Carry:
     ready = over | (carry.rows == size)
     wanted = carry.cursor[0] + jnp.cumsum(ready, dtype=jnp.int32) - 1
     rows = jnp.where(ready, jnp.where(wanted < queue.length[0], wanted, size), carry.rows)
-    fresh = _states_of(attack, queue, rows)
+    fresh = _states_of(key, attack, queue, rows)
     pick = lambda new, old: jnp.where(ready.reshape(-1, *[1] * (new.ndim - 1)), new, old)
     return carry._replace(
         states=jax.tree.map(pick, fresh, carry.states),

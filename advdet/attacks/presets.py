@@ -17,10 +17,29 @@ _DIGITS = {  # black and white: pixels start at the edge of the box and need a l
     "fast": dict(binary_search_steps=5, steps=300, learning_rate=0.1, initial_const=1.0),
     "thorough": dict(binary_search_steps=9, steps=1000, learning_rate=0.01, initial_const=1e-3),
 }
+_PHOTO_NOISE = 0.01  # of restarts; 0.05 would be an attack by itself
 _PHOTOS = {
-    "smoke": dict(binary_search_steps=3, steps=50, learning_rate=0.01, initial_const=0.1),
-    "fast": dict(binary_search_steps=5, steps=300, learning_rate=0.01, initial_const=0.1),
-    "thorough": dict(binary_search_steps=9, steps=1000, learning_rate=0.01, initial_const=1e-3),
+    "smoke": dict(
+        binary_search_steps=3,
+        steps=50,
+        learning_rate=0.01,
+        initial_const=0.1,
+        restart_noise=_PHOTO_NOISE,
+    ),
+    "fast": dict(
+        binary_search_steps=5,
+        steps=300,
+        learning_rate=0.01,
+        initial_const=0.1,
+        restart_noise=_PHOTO_NOISE,
+    ),
+    "thorough": dict(
+        binary_search_steps=9,
+        steps=1000,
+        learning_rate=0.01,
+        initial_const=1e-3,
+        restart_noise=_PHOTO_NOISE,
+    ),
 }
 _DDN = {"smoke": dict(steps=30), "fast": dict(steps=300), "thorough": dict(steps=1000)}
 

@@ -39,7 +39,7 @@ def from_spec(spec: str) -> Detector:
             f"unknown defence {name!r}; known: {', '.join(DETECTORS)}, "
             f"or package.module:Class{hint}"
         )
-    known = [field.name for field in dataclasses.fields(kind)]
+    known = {field.name: field.default for field in dataclasses.fields(kind)}
     values = {}
     for part in filter(None, ",".join(rest).split(",")):
         option, equals, text = part.partition("=")
@@ -48,7 +48,7 @@ def from_spec(spec: str) -> Detector:
                 f"defence {name} has no hyperparameter {option!r}; it has: "
                 f"{', '.join(known) or 'none'} (written name=value)"
             )
-        values[option] = _value(text)
+        values[option] = _value(name, option, text, known[option])
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:
@@ -60,24 +60,35 @@ def name_of(detector: Detector) -> str:
     for name, kind in DETECTORS.items():
         if type(detector) is kind:
             return name
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(detector).__name__).lower()
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(detector).__name__).lower()
+    if name in DETECTORS:  # another class of that name; the paper's figures are not its own
+        name = f"{type(detector).__module__.rpartition('.')[2]}_{name}"
+    return name
 
 
 def _foreign(module: str, name: str) -> type[Detector]:
     try:
         kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InputError(f"defence {module}:{name} cannot be imported: {error}") from None
     if not (isinstance(kind, type) and issubclass(kind, Detector)):
         raise InputError(f"{module}:{name} is not a subclass of advdet.Detector")
     return kind
 
 
-def _value(text: str):
+def _value(name: str, option: str, text: str, default):
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return text
+        value = text
+    wanted = type(default)
+    if default is dataclasses.MISSING or default is None or type(value) is wanted:
+        return value
+    if wanted is float and type(value) is int:
+        return float(value)
+    raise InputError(
+        f"{option} of defence {name} is a {wanted.__name__} such as {default!r}, not {text!r}"
+    )
 
 
 __all__ = ["DETECTORS", "Detector", "Dropout", "NoDetector", "from_spec", "name_of"]
