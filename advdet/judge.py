@@ -14,7 +14,8 @@ import numpy as np
 from advdet.defenses import Defense, classify_images, score_images
 
 _JUDGE, ATTACKERS_OWN = 0x4A55, 0x4F57
-NUM_DRAWS = 5
+NUM_DRAWS, NUM_OWN_DRAWS = 5, 40
+_LOGITS = 2**20  # beyond any number of draws
 
 
 class Judgement(NamedTuple):
@@ -55,6 +56,7 @@ def judge(
     targeted: bool,
     seed: int,
     stream: int = _JUDGE,
+    draws: int = NUM_DRAWS,
 ) -> Judgement:
     """Judges images [N, H, W, C] in [0, 1].
 
@@ -66,15 +68,16 @@ def judge(
       targeted: which of the two.
       seed: of the run.
       stream: another one gives draws that are independent of the judge's.
+      draws: of a random score; one is taken of any other.
     """
     root = jax.random.fold_in(jax.random.key(seed), stream)
-    draws = NUM_DRAWS if defense.detector.random else 1
+    draws = draws if defense.detector.random else 1
     draw_keys = [jax.random.fold_in(root, draw) for draw in range(draws)]
     if defense.detector.kind == "score":
         scores = np.stack([score_images(key, defense, images, ids) for key in draw_keys])
     else:
         scores = np.zeros((draws, 0), np.float32)
-    logits = classify_images(jax.random.fold_in(root, NUM_DRAWS), defense, images, ids)
+    logits = classify_images(jax.random.fold_in(root, _LOGITS), defense, images, ids)
     return Judgement(logits, is_wanted(logits, targets, targeted), scores)
 
 

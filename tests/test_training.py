@@ -272,5 +272,5 @@ def test_shipped_mnist_weights_are_what_their_manifest_says(half):
     classifier = training.classifier_for(splits)
     assert splits.data_hash == manifest["data_hash"]
     accuracy = training.accuracy(classifier, splits.test)
-    assert accuracy >= 0.992
+    assert accuracy >= (0.992 if half == "full" else 0.988)  # a half has 27,500 images
     assert accuracy == pytest.approx(manifest["test_accuracy"], abs=2e-4)

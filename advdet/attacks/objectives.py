@@ -147,8 +147,8 @@ class Quantile(Objective):
       gradient_groups: groups that the gradient is taken through.
     """
 
-    z: float = 2.5
-    num_groups: int = dataclasses.field(default=20, metadata={"static": True})
+    z: float = 3.0
+    num_groups: int = dataclasses.field(default=60, metadata={"static": True})
     gradient_groups: int = dataclasses.field(default=5, metadata={"static": True})
 
     def __post_init__(self):
