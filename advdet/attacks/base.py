@@ -72,12 +72,16 @@ def keep_best(best: Best, image, squared_distance, const, goals, accepted) -> Be
       accepted: [] bool, whether it counts as a success.
     """
     better = accepted & (squared_distance < best.squared_distance)
-    nearer = goals.classifier_met() & (~best.missed | (goals.violation() < best.violation))
+    if goals.detector.shape[0] == 0:  # a miss can only be one of the classifier
+        nearer, nearest = better, jnp.where(better, image, best.image)
+    else:
+        nearer = goals.classifier_met() & (~best.missed | (goals.violation() < best.violation))
+        nearest = jnp.where(nearer, image, best.nearest_miss)
     return Best(
         image=jnp.where(better, image, best.image),
         squared_distance=jnp.where(better, squared_distance, best.squared_distance),
         const=jnp.where(better, const, best.const),
-        nearest_miss=jnp.where(nearer, image, best.nearest_miss),
+        nearest_miss=nearest,
         violation=jnp.where(nearer, goals.violation(), best.violation),
         missed=best.missed | nearer,
     )

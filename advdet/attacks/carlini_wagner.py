@@ -187,7 +187,9 @@ class CarliniWagner:
 
         # The two in turn, each time nearer to the image: no two starts are the same.
         lean = 0.5 ** (state.search_step // 2).astype(jnp.float32)
-        noisy = state.start + lean * (state.restarts[state.search_step % 2] - state.start)
+        odd = state.search_step % 2 == 1
+        away = jnp.where(odd, state.restarts[1], state.restarts[0])  # an index would be a gather
+        noisy = state.start + lean * (away - state.start)
         begin = jnp.where(jnp.isfinite(upper), state.start, noisy)
 
         pick = lambda new, old: jnp.where(ended, new, old)

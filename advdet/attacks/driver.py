@@ -254,23 +254,21 @@ def _advance(key, attack, objective, defense, queue, carry, num_steps, *, mesh) 
     def on_device(key, attack, objective, defense, queue, carry, num_steps):
         size = queue.ids.shape[0]
 
+        def over(carry):
+            return (carry.rows < size) & jax.vmap(attack.done)(carry.states)
+
         def unfinished(loop):
             count, carry = loop
             waiting = jnp.any(carry.rows < size) | (carry.cursor[0] < queue.length[0])
             return (count < num_steps) & waiting
 
-        def one_step(loop):
-            # Images enter a lane here and nowhere else: compiled at two places, `init` could differ
-            # in its last bit, and a result would tell which way its image came in.
+        def until_one_is_over(loop):
             count, carry = loop
-            over = (carry.rows < size) & jax.vmap(attack.done)(carry.states)
-            vacant = (carry.rows == size) & (carry.cursor[0] < queue.length[0])
-            carry = jax.lax.cond(
-                jnp.any(over | vacant),
-                partial(_change, key, attack, queue, over),
-                lambda c: c,
-                carry,
-            )
+            busy = jnp.any(carry.rows < size)
+            return (count < num_steps) & busy & ~jnp.any(over(carry))
+
+        def one_step(loop):
+            count, carry = loop
             busy = carry.rows < size
             keys = image_keys(key, queue.ids[jnp.minimum(carry.rows, size - 1)])
             states = jax.vmap(lambda k, s: attack.step(k, objective, defense, s))(
@@ -279,10 +277,17 @@ def _advance(key, attack, objective, defense, queue, carry, num_steps, *, mesh) 
             return count + 1, carry._replace(
                 states=states,
                 lane_steps=carry.lane_steps + jnp.sum(busy, dtype=jnp.int32),
-                loop_steps=carry.loop_steps + jnp.any(busy).astype(jnp.int32),
+                loop_steps=carry.loop_steps + 1,
             )
 
-        return jax.lax.while_loop(unfinished, one_step, (jnp.int32(0), carry))[1]
+        def one_round(loop):
+            # Images enter a lane here and nowhere else: compiled at two places, `init` could differ
+            # in its last bit, and a result would tell which way its image came in.
+            count, carry = loop
+            carry = _change(key, attack, queue, over(carry), carry)
+            return jax.lax.while_loop(until_one_is_over, one_step, (count, carry))
+
+        return jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), carry))[1]
 
     whole, split = P(), P(_AXIS)
     return jax.shard_map(
