@@ -30,7 +30,7 @@ from advdet.types import Batch, Classifier, FitData, InputError
 
 _FIT = 0x4649
 _CRAFTED_IMAGES = 10_000
-_RELIABLE = 0.95  # of the attacker's own draws, where the score is random
+_RELIABLE = 0.8  # of the attacker's own draws: less, and a farther image is taken
 
 
 class Evaluation(NamedTuple):
@@ -349,7 +349,7 @@ def _headline(run: _Run, done: Evaluation, victim: FittedDefense, goal: np.ndarr
             victim.defense, arrays["image"], done.clean.ids, goal, targeted=plan.targeted,
             seed=plan.seed, stream=ATTACKERS_OWN, draws=NUM_OWN_DRAWS,
         ).success(victim.thresholds.get(plan.operating_point))  # fmt: skip
-        # Successes in all but every draw first, then in most, then what the attack calls one.
+        # Reliable successes first, then mere majorities, then what the attack itself calls one.
         tier = np.where(
             share >= _RELIABLE, 0, np.where(share > 0.5, 1, np.where(arrays["success"], 2, 3))
         )
