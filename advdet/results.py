@@ -160,6 +160,7 @@ def _said(error: Exception) -> str:
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:
+    """sha256 over names, types, shapes and bytes of arrays; hex."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         value = np.ascontiguousarray(arrays[name])
