@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from absl import app, flags
 
 # glibc gives arrays of over 128 KiB back to the system after each operation and takes them again
-# for the next; on CPU that is up to half of the time of a small network.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_GLIBC_KEEP_BYTES = 2**30
+# for the next; on CPU that is up to half of the time of a small network. Threads with arenas of
+# their own do so whatever the thresholds say (an arena's heaps end at 64 MiB), hence one arena.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
+_GLIBC_KEEP_BYTES, _GLIBC_GROW_BYTES = 2**30, 2**28
 
 
 def configure_process() -> None:
@@ -36,6 +37,8 @@ def configure_process() -> None:
             mallopt = ctypes.CDLL("libc.so.6").mallopt
             mallopt(_M_MMAP_THRESHOLD, _GLIBC_KEEP_BYTES)
             mallopt(_M_TRIM_THRESHOLD, _GLIBC_KEEP_BYTES)
+            mallopt(_M_TOP_PAD, _GLIBC_GROW_BYTES)
+            mallopt(_M_ARENA_MAX, 1)
         except (OSError, AttributeError):
             pass  # another C library (musl, say): slower, nothing else
 
