@@ -9,11 +9,14 @@ import numpy as np
 
 from advdet import records
 from advdet.attacks.base import AttackResult
+from advdet.attacks.variables import from_box, to_box
 from advdet.defenses import FittedDefense, classify_images, score_images
 from advdet.judge import is_wanted, judge, round_to_8_bit
+from advdet.sets import test_sets
 from advdet.types import Batch
 
 _NOISE, _REFERENCE = 0x4E4F, 0x5245
+_BOX = (0.0, 1.0)
 _REFERENCE_IMAGES = 2000  # clean test images that accuracy and false positives are taken over
 
 
@@ -61,8 +64,17 @@ def assess(
         shown=see(np.where(found.success[:, None, None, None], found.image, found.nearest_miss)),
         nearest=see(found.nearest_miss),
         noisy=noisy,
+        squeezed=see(np.asarray(to_box(from_box(clean.images, _BOX), _BOX))),
         reference=_reference(seed, victim, test.take(slice(max(len(goal), _REFERENCE_IMAGES)))),
         clean_images=clean.images,
+        labels=np.asarray(clean.labels),
+        kind=defense.detector.kind,
+        sets=lambda rows: test_sets(
+            seed,
+            defense,
+            found.image[rows & found.success],
+            test.images[len(goal) : len(goal) + _REFERENCE_IMAGES],
+        ),
         baseline_l2=baseline_l2,
         seconds=seconds,
     )

@@ -13,23 +13,30 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from advdet import cells, datasets, detectors, records, results, settings, training
+from advdet import (
+    cells,
+    datasets,
+    detectors,
+    records,
+    results,
+    settings,
+    training,
+)
 from advdet.assess import assess
-from advdet.attacks import objectives, presets
+from advdet.attacks import presets
 from advdet.attacks.base import AttackResult
-from advdet.defenses import Defense, FittedDefense, fit_defense, undefended
+from advdet.attacks.objectives import Generic
+from advdet.defenses import Defense, FittedDefense, undefended
 from advdet.detectors import Detector, NoDetector
 from advdet.judge import ATTACKERS_OWN, NUM_OWN_DRAWS, judge
 from advdet.settings import Settings
 from advdet.splits import Splits
 from advdet.threat_models import attacker_view
-from advdet.types import Batch, Classifier, FitData, InputError
+from advdet.types import Batch, Classifier, InputError
+from advdet.victims import defend
 
-_FIT = 0x4649
-_CRAFTED_IMAGES = 10_000
 _RELIABLE = 0.8  # of the attacker's own draws: less, and a farther image is taken
 
 
@@ -66,6 +73,7 @@ def evaluate(
     operating_point: str | float | None = None,
     confidence: float | None = None,
     detector_margin: float | None = None,
+    margin_rate: float | None = None,
     binary_search_steps: int | None = None,
     steps: int | None = None,
     learning_rate: float | None = None,
@@ -87,7 +95,8 @@ def evaluate(
       classifier: the one to defend; None takes the data set's own (shipped, cached or trained).
       data: a data set's name, or its `Splits`.
       threat_model: zero_knowledge, perfect_knowledge or limited_knowledge.
-      attack: carlini_wagner, ddn or all (None: all, or what the preset says).
+      attack: carlini_wagner, ddn or all, which means both (None: all, or what the preset says);
+        the defenders' own weak ones, fast_gradient and jsma, by name.
       objective: auto, generic, or another of `attacks.objectives`; settings follow a colon, as in
         "quantile:z=1.5".
       surrogate: the attacker's own (classifier, detector), for limited knowledge; None trains both
@@ -98,6 +107,8 @@ def evaluate(
       operating_point: native, 0.01, 0.05 or 0.5: the threshold that the attacker aims below.
       confidence: logit margin beyond the decision.
       detector_margin: how far below the threshold the score must come, in its own units.
+      margin_rate: the same, given as the false-positive rate of the threshold to come below, on
+        the defence that the attacker is shown.
       binary_search_steps, steps, learning_rate, initial_const: the attack's, see `attacks`.
       lanes: images under attack at once on each device.
       train_attack: the attack that made the adversarial images a detector learns from.
@@ -121,7 +132,7 @@ def evaluate(
         name, detector, data=data, preset=preset, attack=attack, objective=objective,
         threat_model=threat_model, num_images=num_images, targets=targets,
         operating_point=operating_point, confidence=confidence, detector_margin=detector_margin,
-        lanes=lanes, train_attack=train_attack, seed=seed,
+        margin_rate=margin_rate, lanes=lanes, train_attack=train_attack, seed=seed,
         attack_settings=dict(
             binary_search_steps=binary_search_steps, steps=steps, learning_rate=learning_rate,
             initial_const=initial_const,
@@ -150,8 +161,13 @@ def evaluate(
     victim = _fit(run, detector, classifier, half)
     copy = None
     if threat_model == "limited_knowledge":
-        copy = _surrogate(run, detector, surrogate).at(plan.operating_point)
+        fitted_copy = _surrogate(run, detector, surrogate)
+        copy = fitted_copy.at(plan.operating_point)
         run = run._replace(surrogate=copy)
+    if margin_rate is not None:
+        shown = victim if copy is None else fitted_copy
+        plan = plan._replace(detector_margin=shown.margin_to(margin_rate, plan.operating_point))
+        run = run._replace(plan=plan)
     view = attacker_view(threat_model, victim.at(plan.operating_point), copy)
     goal = _targets(run, classifier, clean)
 
@@ -159,7 +175,7 @@ def evaluate(
     for attack_name in plan.attacks:
         _one_attack(run, done, attack_name, victim, view, goal, images_from)
     if len(plan.attacks) > 1:
-        _headline(run, done, victim, goal)
+        _headline(run, done, victim, view, goal)
     return done
 
 
@@ -233,18 +249,11 @@ def _baseline(run: _Run, classifier: Classifier, confidence: float, **changes) -
 
 
 def _fit(run: _Run, detector: Detector, classifier: Classifier, half: str) -> FittedDefense:
-    """The defence on its half of the data, with its thresholds."""
-    if detector.kind == "none":
-        return FittedDefense(undefended(classifier), {})
-    splits = run.splits.half(half)
-    data = FitData(splits.train, splits.select)
-    if detector.needs_adversarial:
-        data = data._replace(
-            adversarial_train=_crafted(run, classifier, data.train),
-            adversarial_select=_crafted(run, classifier, data.select),
-        )
-    key = jax.random.fold_in(jax.random.key(run.plan.seed), _FIT)
-    return fit_defense(key, detector, classifier, data, splits.threshold)
+    """The defence on its half of the data."""
+    return defend(
+        detector, classifier, run.splits, half=half, seed=run.plan.seed,
+        train_attack=run.plan.train_attack, progress=run.progress,
+    )  # fmt: skip
 
 
 def _surrogate(run: _Run, detector: Detector, given) -> FittedDefense:
@@ -255,29 +264,6 @@ def _surrogate(run: _Run, detector: Detector, given) -> FittedDefense:
     classifier, scheme = given
     check_classifier(classifier, run.splits)
     return _fit(run, scheme, classifier, "attacker")
-
-
-def _crafted(run: _Run, classifier: Classifier, source: Batch) -> Batch:
-    """Adversarial images, random targets, made from clean ones that a detector learns from."""
-    plan, batch = run.plan, source.take(slice(_CRAFTED_IMAGES))
-    targets = cells.random_targets(plan.seed, batch.labels, batch.ids, run.splits.num_classes)
-    attack = settings.make_attack(
-        plan._replace(preset="fast", attack_settings={}), plan.train_attack, run.splits, "none"
-    )
-    found, _ = cells.attack_images(
-        f"training images by {plan.train_attack}", attack, objectives.Generic(),
-        undefended(classifier), batch, targets, seed=plan.seed, lanes=plan.lanes,
-        progress=run.progress,
-    )  # fmt: skip
-    already = found.success & (found.distance == 0)  # taken for the target as they are
-    changed = found.success & ~already
-    share = changed.sum() / max(1, (~already).sum())
-    if share < 0.99:
-        raise InputError(
-            f"{plan.train_attack} changed the label of only {share:.1%} of the images that the "
-            "detector should learn from; choose another --train_attack"
-        )
-    return Batch(found.image, batch.labels, batch.ids).take(changed)
 
 
 def _targets(run: _Run, classifier: Classifier, clean: Batch) -> np.ndarray:
@@ -305,7 +291,9 @@ def _targets(run: _Run, classifier: Classifier, clean: Batch) -> np.ndarray:
 def _one_attack(run: _Run, done: Evaluation, name: str, victim, view, goal, images_from) -> None:
     """Runs one attack, or takes its images from the undefended baseline, and judges them."""
     plan, clean = run.plan, done.clean
-    attack = settings.make_attack(plan, name, run.splits, run.defense_name)
+    # Images of the baseline were made by its settings, which a preset may tie to the defence.
+    maker = "none" if images_from is not None else run.defense_name
+    attack = settings.make_attack(plan, name, run.splits, maker)
     part, path, stored = run.cell(name, dataclasses.asdict(attack), victim)
     if stored is not None:
         run.say(f"{run.defense_name}, {name}: finished before, read from {path}")
@@ -323,18 +311,35 @@ def _one_attack(run: _Run, done: Evaluation, name: str, victim, view, goal, imag
                 f"a partial result lies in {results.partial_path(path)}; without --resume this run "
                 "starts anew"
             )
-        found, seconds = cells.attack_images(
-            f"{run.defense_name}, {name}", attack,
-            settings.make_objective(plan, run.defense_name), view, clean, goal, seed=plan.seed,
-            lanes=plan.lanes, path=path, resume=run.resume, progress=run.progress,
+        objective, start = settings.make_objective(plan, run.defense_name), None
+        if objective.starts_undefended:
+            start = _first_stage(run, done, name, attack, view, goal)
+        found, seconds = cells.attack_in_variants(
+            f"{run.defense_name}, {name}", attack, objective, view, clean, goal, start=start,
+            seed=plan.seed, lanes=plan.lanes, path=path, resume=run.resume, progress=run.progress,
         )  # fmt: skip
     _judge_and_enter(run, done, name, part, path, victim, goal, found, seconds)
 
 
-def _headline(run: _Run, done: Evaluation, victim: FittedDefense, goal: np.ndarray) -> None:
+def _first_stage(run: _Run, done: Evaluation, name: str, attack, view, goal) -> np.ndarray:
+    """[N, H, W, C] what the attack finds on the bare classifier; the clean image where nothing."""
+    if run.threat_model == "limited_knowledge":  # the baseline is the victim's
+        found, _ = cells.attack_images(
+            f"{run.defense_name}, {name}, first stage", attack,
+            Generic(targeted=run.plan.targeted), undefended(view.classifier), done.clean, goal,
+            seed=run.plan.seed, lanes=run.plan.lanes, progress=run.progress,
+        )  # fmt: skip
+        success, image = found.success, found.image
+    else:
+        arrays = done.baseline.arrays[name]
+        success, image = arrays["success"], arrays["image"]
+    return np.where(success[:, None, None, None], image, done.clean.images)
+
+
+def _headline(run: _Run, done: Evaluation, victim: FittedDefense, view, goal) -> None:
     """The nearest success of each image over the attacks.
 
-    It is chosen by draws of the attacker's own, so that the judge's draws stay unused.
+    It is chosen by what the attacker is shown and by draws of his own: the judge's stay unused.
     """
     plan, names = run.plan, list(done.arrays)
     used = {name: done.records[name]["run"]["settings"]["attack"] for name in names}
@@ -346,9 +351,9 @@ def _headline(run: _Run, done: Evaluation, victim: FittedDefense, goal: np.ndarr
     for name in names:
         arrays = done.arrays[name]
         share = judge(
-            victim.defense, arrays["image"], done.clean.ids, goal, targeted=plan.targeted,
+            view, arrays["image"], done.clean.ids, goal, targeted=plan.targeted,
             seed=plan.seed, stream=ATTACKERS_OWN, draws=NUM_OWN_DRAWS,
-        ).success(victim.thresholds.get(plan.operating_point))  # fmt: skip
+        ).success(float(view.threshold))  # fmt: skip
         # Reliable successes first, then mere majorities, then what the attack itself calls one.
         tier = np.where(
             share >= _RELIABLE, 0, np.where(share > 0.5, 1, np.where(arrays["success"], 2, 3))
@@ -379,6 +384,9 @@ def _judge_and_enter(
     arrays |= extra or {}
     if path is not None:
         results.save(path, record, arrays)
+        objective = settings.make_objective(run.plan, run.defense_name)
+        for number in range(len(objective.variants())):
+            results.drop_partial(cells.variant_path(path, number))
         results.drop_partial(path)
     _enter(done, name, path, record, arrays)
 

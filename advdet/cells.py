@@ -35,6 +35,37 @@ def random_targets(seed: int, labels: np.ndarray, ids: np.ndarray, num_classes: 
     return (labels + np.asarray(jax.vmap(draw)(ids))).astype(np.int32) % num_classes
 
 
+def attack_in_variants(
+    name: str, attack, objective, view, *where, start=None, path: Path | None = None, **options
+) -> tuple[AttackResult, dict[str, float]]:
+    """Attacks with each variant of an objective; the nearest success of each image counts.
+
+    Args: as those of `attack_images`; `view` is the defence that the attacker is shown, of which
+      each variant makes what it works with. Variants keep partial files of their own.
+    """
+    variants, parts, seconds = objective.variants(), [], {"compile": 0.0, "run": 0.0}
+    for number, variant in enumerate(variants):
+        many = len(variants) > 1
+        own = path and (variant_path(path, number) if many else path)
+        found, spent = attack_images(
+            f"{name} ({number + 1} of {len(variants)})" if many else name, attack, variant,
+            variant.view(view, start), *where, start=start, free=variant.free(view), path=own,
+            **options,
+        )  # fmt: skip
+        parts.append(found)
+        seconds = {kind: seconds[kind] + spent[kind] for kind in seconds}
+    distances = np.stack([np.where(part.success, part.distance, np.inf) for part in parts])
+    pick, rows = distances.argmin(axis=0), np.arange(distances.shape[1])
+    nearest = AttackResult(*(np.stack(field)[pick, rows] for field in zip(*parts)))
+    gradients = np.sum([part.num_gradients for part in parts], axis=0, dtype=np.int32)
+    return nearest._replace(num_gradients=gradients), seconds
+
+
+def variant_path(path: Path, number: int) -> Path:
+    """The path that a variant's partial file is named after."""
+    return path.with_name(f"{path.stem}.variant{number}.json")
+
+
 def attack_images(
     name: str,
     attack,
@@ -45,6 +76,8 @@ def attack_images(
     *,
     seed: int,
     lanes: int,
+    start: np.ndarray | None = None,
+    free: np.ndarray | None = None,
     path: Path | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -59,6 +92,8 @@ def attack_images(
       targets: [N] wanted classes, or true ones where untargeted.
       seed: of the run.
       lanes: a device.
+      start: [N, H, W, C] where attacks begin; the images where None.
+      free: [H, W, C] bool, the pixels that may change; all where None.
       path: of the record, beside which finished images are kept; None keeps nothing.
       resume: go on with the partial file there.
       progress: show a line on stderr.
@@ -72,6 +107,8 @@ def attack_images(
     """
     done, kept = _resumed(path, batch, resume)
     root = jax.random.fold_in(jax.random.key(seed), _ATTACK)
+    if free is not None:
+        free = np.broadcast_to(free[None], batch.images.shape)
     show = _Line(name, attack, len(targets), int(done.sum()), progress)
     save_cost, saved_at, latest = 0.0, time.perf_counter(), None
 
@@ -102,7 +139,7 @@ def attack_images(
             return kept, {"compile": 0.0, "run": 0.0}
         last = driver.run(
             root, attack, objective, view, batch.images, targets, batch.ids,
-            lanes=lanes, todo=np.flatnonzero(~done), on_slice=on_slice,
+            lanes=lanes, start=start, free=free, todo=np.flatnonzero(~done), on_slice=on_slice,
         )  # fmt: skip
     except KeyboardInterrupt:
         if path is not None and latest is not None:

@@ -103,6 +103,16 @@ def load(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
       InputError: missing file, not an npz, changed since it was written, or made for something
         with other keys, shapes or dtypes; the message says which.
     """
+    arrays = load_arrays(path)
+    return _unflatten(Path(path), arrays, like), load_manifest(path)
+
+
+def load_arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by their path names, as in "params/dense/kernel".
+
+    Raises:
+      InputError: missing file, not an npz, or changed since it was written.
+    """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no checkpoint at {path}")
@@ -122,10 +132,9 @@ def load(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
         )
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            return {name: archive[name] for name in archive.files}
     except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} cannot be read as arrays ({error}); {_RETRAIN}") from None
-    return _unflatten(path, arrays, like), manifest
 
 
 def _flatten(tree: PyTree) -> dict[str, Any]:

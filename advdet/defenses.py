@@ -60,10 +60,30 @@ class FittedDefense(NamedTuple):
       defense: with the threshold of 5 % false positives in force.
       thresholds: name -> threshold; "native" (None where the paper gives none), "0.01", "0.05",
         "0.5"; empty for a defence that flags nothing.
+      clean_scores: [N] of the clean images that the thresholds were set on; empty likewise.
     """
 
     defense: Defense
     thresholds: dict[str, float | None]
+    clean_scores: np.ndarray = np.zeros(0, np.float32)
+
+    def margin_to(self, false_positive_rate: float, operating_point: str) -> float:
+        """How far the threshold of another false-positive rate lies below that of a point.
+
+        Raises:
+          InputError: the defence flags nothing, or that threshold is not below.
+        """
+        if not len(self.clean_scores):
+            raise InputError("a margin_rate needs a defence that flags images")
+        margin = self.thresholds[operating_point] - threshold_at(
+            self.clean_scores, false_positive_rate
+        )
+        if margin < 0:
+            raise InputError(
+                f"margin_rate {false_positive_rate:g} gives a threshold above that of operating "
+                f"point {operating_point}; give a larger rate"
+            )
+        return margin
 
     def at(self, operating_point: str) -> Defense:
         """The defence at one of its operating points.
@@ -104,10 +124,26 @@ def fit_defense(
     """
     key_fit, key_score = jax.random.split(key)
     fitted = detector.fit(key_fit, classifier, data)
+    return with_thresholds(key_score, detector, classifier, fitted, threshold)
+
+
+def with_thresholds(
+    key: jax.Array, detector: Detector, classifier: Classifier, fitted: PyTree, threshold: Batch
+) -> FittedDefense:
+    """The defence of a detector that has been fitted, with its thresholds.
+
+    Args:
+      key: consumed.
+      detector, classifier, threshold: as in `fit_defense`.
+      fitted: what `detector.fit` gave.
+
+    Raises:
+      InputError: a score is not finite.
+    """
     defense = Defense(classifier, fitted, jnp.float32(jnp.inf), jnp.float32(1.0), detector)
     if detector.kind != "score":
         return FittedDefense(defense, {})
-    scores = score_images(key_score, defense, threshold.images, threshold.ids)
+    scores = score_images(key, defense, threshold.images, threshold.ids)
     if not np.isfinite(scores).all():
         raise InputError(
             f"the detector's score is not finite on {np.sum(~np.isfinite(scores))} of "
@@ -119,7 +155,7 @@ def fit_defense(
     spread = thresholds["0.05"] - thresholds["0.5"]
     scale = max(spread, 1e-6 * max(1.0, abs(thresholds["0.05"])))
     defense = dataclasses.replace(defense, scale=jnp.float32(scale))
-    return FittedDefense(defense.at(thresholds["0.05"]), thresholds)
+    return FittedDefense(defense.at(thresholds["0.05"]), thresholds, scores)
 
 
 def threshold_at(scores: np.ndarray, false_positive_rate: float) -> float:

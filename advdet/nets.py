@@ -1,7 +1,7 @@
 """The classifiers: the paper's MNIST network and its 32-layer pre-activation ResNet.
 
-The only file that imports flax. Both convolutions are written for what XLA:CPU does well; their
-values and gradients equal those of `lax.conv_general_dilated`:
+With `detector_nets.py` the only file that imports flax. Both convolutions are written for what
+XLA:CPU does well; their values and gradients equal those of `lax.conv_general_dilated`:
 
 - `patches_conv` (MNIST): strided slices and one matrix product, faster than a convolution where
   channels are few and images small.
@@ -128,7 +128,7 @@ def _conv_backward(stride, padding, precision, residuals, cotangent):
 conv.defvjp(_conv_forward, _conv_backward)
 
 
-class _Conv(nn.Module):
+class Conv(nn.Module):
     """A convolution with He-normal kernel; `by_patches` chooses the form."""
 
     features: int
@@ -168,7 +168,7 @@ class MnistNet(nn.Module):
                 f"images of {images.shape[1]} x {images.shape[2]} pixels are too small for this "
                 f"network: it needs at least {_MIN_SIDE} x {_MIN_SIDE}"
             )
-        form = functools.partial(_Conv, 64, by_patches=True, precision=self.precision)
+        form = functools.partial(Conv, 64, by_patches=True, precision=self.precision)
         dense = functools.partial(
             nn.Dense, precision=self.precision, kernel_init=nn.initializers.glorot_uniform()
         )
@@ -198,7 +198,7 @@ class ResNet32(nn.Module):
     @nn.compact
     def __call__(self, images, key=None, train=False) -> Outputs:
         """Images [B, H, W, C] in [0, 1]; a key switches dropout on, `train` batch statistics."""
-        form = functools.partial(_Conv, precision=self.precision)
+        form = functools.partial(Conv, precision=self.precision)
 
         def norm_relu(x, name):
             norm = nn.BatchNorm(not train, momentum=self.momentum, epsilon=self.epsilon, name=name)

@@ -1,63 +1,21 @@
-"""What the paper reports, with the regime it reports it in, and the bands it is reproduced within.
+"""Our figures beside the paper's: which row a run belongs to, and whether it is reproduced.
 
-A band belongs to a row with the paper's objective, threshold and targets; elsewhere there is no
-figure to compare with. Source: Carlini & Wagner 2017 (arXiv 1705.07263), sections as given.
+A band belongs to a row with the paper's objective, threshold, targets and confidence; elsewhere
+there is no figure to compare with.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any
 
+from advdet.paper_rows import ROWS, Reported
 
-class Reported(NamedTuple):
-    """One row of the paper.
-
-    Attributes:
-      regime: targets, threshold and attack, in words.
-      targets: the regime's name.
-      operating_point: "native", or None where the row does not depend on a threshold.
-      objective: "paper" where the row needs the paper's own objective, else "generic".
-      success_rate, mean_l2, ratio, detection: as reported; None where not.
-      band: figure's name -> (lowest, highest) that counts as reproduced.
-    """
-
-    regime: str
-    targets: str
-    operating_point: str | None
-    objective: str
-    success_rate: float | None = None
-    mean_l2: float | None = None
-    ratio: float | None = None
-    detection: float | None = None
-    band: dict[str, tuple[float, float]] = {}
-
-
-# (data set, defence, threat model) -> rows, one for each target regime.
-ROWS: dict[tuple[str, str, str], list[Reported]] = {
-    ("mnist", "none", "perfect_knowledge"): [
-        Reported(
-            "C&W, random targets (baseline of sections 3 to 6)",
-            "random", None, "generic", 1.0, 2.05, band={"mean_l2": (1.8, 2.3)},
-        ),
-        Reported(
-            "C&W, untargeted (reference line of figure 3)",
-            "untargeted", None, "generic", 1.0, 1.32, band={"mean_l2": (1.2, 1.5)},
-        ),
-    ],
-    ("mnist", "dropout", "perfect_knowledge"): [
-        Reported(
-            "C&W on 20 networks, random targets, threshold 0.02 (section 6.1)",
-            "random", "native", "paper", 0.98, 3.68, 1.80,
-            band={"success_rate": (0.88, 1.0), "ratio": (1.5, 2.1)},
-        ),
-    ],
-    ("mnist", "dropout", "zero_knowledge"): [
-        Reported(
-            "C&W, random targets, threshold 0.02 (section 6.1)",
-            "random", "native", "generic", detection=0.75, band={"detection": (0.65, 0.85)},
-        ),
-    ],
-}  # fmt: skip
+# What a row may report, in the order it is told in.
+FIGURES = (
+    "success_rate", "mean_l2", "ratio", "detection", "false_positive_rate", "correction",
+    "rejection", "reversed",
+)  # fmt: skip
 
 
 def target_regime(dataset: str, defense: str) -> str:
@@ -68,10 +26,55 @@ def target_regime(dataset: str, defense: str) -> str:
     return "random"
 
 
-def row_for(dataset: str, defense: str, threat_model: str, targets: str) -> Reported | None:
-    """The paper's row in this regime, if it has one."""
+def row_for(
+    dataset: str, defense: str, threat_model: str, targets: str, confidence: float | None = None
+) -> Reported | None:
+    """The paper's row in this regime, if it has one.
+
+    Args:
+      dataset, defense, threat_model, targets: by name.
+      confidence: the attack's, to tell rows that differ in it alone; None takes the first.
+
+    Returns:
+      The row of that confidence, else the first one with these targets, else None.
+    """
     rows = ROWS.get((dataset, defense, threat_model), [])
-    return next((row for row in rows if row.targets == targets), None)
+    rows = [row for row in rows if row.targets == targets]
+    if confidence is not None:
+        rows = [row for row in rows if _at_its_confidence(row, confidence)] or rows
+    return rows[0] if rows else None
+
+
+def _at_its_confidence(row: Reported, confidence: float) -> bool:
+    same = math.isclose(confidence, row.confidence, abs_tol=1e-6)
+    return not same and confidence > row.confidence if row.raised else same
+
+
+def figures(record: dict[str, Any]) -> dict[str, float | None]:
+    """The figures of a record that can stand beside the paper's.
+
+    Args:
+      record: all but its `paper` part.
+
+    Returns:
+      Values by the names in `FIGURES`; None where undefined, left out where not measured.
+    """
+    attack, detection, point = (
+        record["attack"],
+        record["detection"],
+        record["run"]["operating_point"],
+    )
+    sets = record.get("sets") or {}
+    measured = {"reversed": detection["reversed"]} if "reversed" in detection else {}
+    return measured | {
+        "success_rate": attack["success_rate"]["misclassified" if point == "none" else point],
+        "mean_l2": attack["mean_l2"],
+        "ratio": attack["baseline_ratio"],
+        "detection": detection["true_positive_rate"]["native"],
+        "false_positive_rate": record["clean"]["false_positive_rate"]["native"],
+        "correction": (record["correction"] or {}).get("target_broken"),
+        "rejection": sets.get("adversarial", {}).get("rejected"),
+    }
 
 
 def compare(dataset: str, run: dict, figures: dict[str, float | None]) -> dict:
@@ -80,32 +83,35 @@ def compare(dataset: str, run: dict, figures: dict[str, float | None]) -> dict:
     Args:
       dataset: its name.
       run: the record's own `run` part.
-      figures: ours by name: success_rate, mean_l2, ratio, detection.
+      figures: ours by the names in `FIGURES`; one that is left out is not measured.
 
     Returns:
-      {figure, regime, in_band}; `in_band` is None wherever the regimes differ.
+      {figure, regime, in_band}; `in_band` is None wherever the regimes differ, where the row has no
+      band, or where what it is about was not measured. A figure that is measured and undefined (the
+      mean distance of no successes, say) is outside.
     """
     if dataset == "mnist_5k":
         return {"figure": None, "regime": "not comparable (mnist_5k)", "in_band": None}
-    row = row_for(dataset, run["defense"], run["threat_model"], run["targets"])
+    confidence = run["settings"]["confidence"]
+    row = row_for(dataset, run["defense"], run["threat_model"], run["targets"], confidence)
     if row is None:
         return {"figure": None, "regime": "no paper figure", "in_band": None}
-    figure = {
-        name: getattr(row, name)
-        for name in ("success_rate", "mean_l2", "ratio", "detection")
-        if getattr(row, name) is not None
-    }
+    figure = {name: getattr(row, name) for name in FIGURES if getattr(row, name) is not None}
     comparable = (
         run["attack"] == "carlini_wagner"
-        and run["objective"] == row.objective
+        # Where the paper's objective is the generic one, both names mean the same.
+        and run["objective"] in (row.objective, "paper")
+        # An attack that aims at no threshold is judged at the paper's, whatever the run names.
         and (row.operating_point is None or row.objective == "generic"
              or run["operating_point"] == row.operating_point)
-        and (row.objective == "paper" or run["settings"]["confidence"] == 0)
+        and _at_its_confidence(row, confidence)
+        and bool(row.band)
+        and all(name in figures for name in row.band)
     )  # fmt: skip
     in_band = None
     if comparable:
         inside = [
-            figures.get(name) is not None and low <= figures[name] <= high
+            figures[name] is not None and low <= figures[name] <= high
             for name, (low, high) in row.band.items()
         ]
         in_band = all(inside)

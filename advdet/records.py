@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -112,8 +113,12 @@ def build(
     shown: Judgement,
     nearest: Judgement,
     noisy: Judgement | None,
+    squeezed: Judgement,
     reference: dict[str, Any],
     clean_images: np.ndarray,
+    labels: np.ndarray,
+    kind: str,
+    sets: Callable[[np.ndarray], dict[str, Any] | None],
     baseline_l2: float | None,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
@@ -129,8 +134,12 @@ def build(
       shown: the judge on the returned images, or the nearest misses where there are none.
       nearest: the judge on the nearest misses.
       noisy: the judge on clean images with noise of the successes' L2; None without successes.
+      squeezed: the judge on clean images after a round trip through C&W's variables.
       reference: {accuracy, false_positive_rate, n} on many clean test images.
       clean_images: [N, H, W, C].
+      labels: [N] true classes.
+      kind: of the detector.
+      sets: tests sets drawn from given rows [N] bool; called for detectors of kind "set".
       baseline_l2: mean L2 on the undefended classifier, same attack and targets.
       seconds: {compile, run}.
 
@@ -184,6 +193,8 @@ def build(
         },
         "attack": {
             "success_rate": rates,
+            # What the attacker believes, on what he was shown; under limited knowledge, a copy.
+            "own_success_rate": metrics.mean_or_none(found.success[attacked]),
             "success_rate_8bit": eight_bit,
             "mean_l2": mean_l2,
             "median_l2": metrics.median_l2(distance[attacked], succeeded[attacked]),
@@ -194,7 +205,12 @@ def build(
             "gradients_per_image": metrics.mean_or_none(found.num_gradients),
         },
         "detection": detection,
-        "correction": None,
+        "controls": {
+            "tanh_round_trip": _flagged(squeezed.take(attacked), thresholds),
+            "noise_of_equal_l2": noisy and _flagged(noisy, thresholds),
+        },
+        "correction": _correction(shown, labels, reached) if kind == "corrector" else None,
+        "sets": sets(reached) if kind == "set" else None,
         "verdict": _verdict(interval, indicators),
         "intervals": {
             "success_rate": interval,
@@ -213,32 +229,50 @@ def build(
         "indicators": indicators,
         "seconds": seconds,
     }
-    figures = {
-        "success_rate": rate,
-        "mean_l2": mean_l2,
-        "ratio": ratio,
-        "detection": detection["true_positive_rate"]["native"],
-    }
-    record["paper"] = paper.compare(run["dataset"], run, figures)
+    record["paper"] = paper.compare(run["dataset"], run, paper.figures(record))
     return record
 
 
 def _detection(shown, clean, reached, attacked, thresholds) -> dict[str, Any]:
-    """True positive rates over attacked images that met the classifier's goal, and the AUC."""
+    """True positive rates over attacked images that met the classifier's goal, and the AUC.
+
+    `reversed` is the share of them that look less suspicious than the clean image they come from.
+    """
     count = int(reached.sum())
     tpr: dict[str, float | None] = dict.fromkeys(POINTS)
-    area = None
+    area = lower = None
     if thresholds and count:
         for name in POINTS:
             if thresholds[name] is not None:
                 tpr[name] = float(shown.flagged(thresholds[name])[:, reached].mean())
+        lower = float((shown.scores[0][reached] < clean.scores[0][reached]).mean())
         area = metrics.auc(clean.scores[0][attacked], shown.scores[0][reached])
     reason = None
     if not thresholds:
         reason = "this defence flags nothing"
     elif not count:
         reason = "no attacked image met the classifier's goal"
-    return {"true_positive_rate": tpr, "n": count, "auc": area, "reason": reason}
+    return {"true_positive_rate": tpr, "n": count, "auc": area, "reversed": lower, "reason": reason}
+
+
+def _flagged(judgement: Judgement, thresholds) -> dict[str, float | None]:
+    """The share of draws and images flagged, by operating point."""
+    rates: dict[str, float | None] = dict.fromkeys(POINTS)
+    for name, threshold in thresholds.items():
+        if threshold is not None and len(judgement.wanted):
+            rates[name] = float(judgement.flagged(threshold).mean())
+    return rates
+
+
+def _correction(shown: Judgement, labels: np.ndarray, reached: np.ndarray) -> dict[str, Any]:
+    """What a corrector makes of images that reached the attacker's goal on what he was shown."""
+    count = int(reached.sum())
+    restored = shown.logits.argmax(axis=1) == labels
+    return {
+        "target_broken": metrics.mean_or_none(~shown.wanted[reached]),
+        "label_restored": metrics.mean_or_none(restored[reached]),
+        "n": count,
+    }
 
 
 def _indicators(rate, eight_bit, silent, noisy, threshold) -> dict[str, Any]:

@@ -65,7 +65,12 @@ def save(path: Path, record: dict[str, Any], arrays: dict[str, np.ndarray]) -> N
     """Writes a finished record; its JSON last, so that a record that is there is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_sealed(path.with_suffix(".npz"), arrays)
-    _write(path, lambda file: file.write((_json(record, indent=1) + "\n").encode()))
+    write_json(path, record)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """A JSON file, written whole or not at all; its folder must exist."""
+    _write(path, lambda file: file.write((_json(value, indent=1) + "\n").encode()))
 
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:

@@ -47,7 +47,8 @@ class Settings(NamedTuple):
 
 def fill(
     name, detector, *, data, preset, attack, objective, threat_model, num_images, targets,
-    operating_point, confidence, detector_margin, lanes, train_attack, seed, attack_settings,
+    operating_point, confidence, detector_margin, margin_rate, lanes, train_attack, seed,
+    attack_settings,
 ) -> Settings:  # fmt: skip
     """Fills what is None from the preset, and refuses what cannot be.
 
@@ -61,13 +62,11 @@ def fill(
         raise InputError(
             f"unknown threat model {threat_model!r}; known: {', '.join(THREAT_MODELS)}"
         )
-    if detector.kind == "none" and threat_model == "limited_knowledge":
-        raise InputError("limited knowledge needs a detector to copy; this is the bare classifier")
     if preset not in presets.PRESETS:
         raise InputError(f"unknown preset {preset!r}; known: {', '.join(presets.PRESETS)}")
     fills = presets.PAPER_RUN if preset == "paper" else {}
     attack = attack or fills.get("attack", "all")
-    attacks = tuple(presets.ATTACKS) if attack == "all" else (attack,)
+    attacks = presets.STRONG if attack == "all" else (attack,)
     targets = fills.get("targets", "random") if targets is None else targets
     if operating_point is None:
         operating_point = (
@@ -115,6 +114,11 @@ def fill(
     ):  # fmt: skip
         if value is not None and not value >= least:
             raise InputError(f"{what} must be at least {least}, not {value}")
+    if margin_rate is not None and not (0 < margin_rate < 1 and detector_margin is None):
+        raise InputError(
+            f"margin_rate must be a rate between 0 and 1, not {margin_rate}, and stands in place "
+            "of detector_margin"
+        )
     for what, value in attack_settings.items():
         if value is not None and not math.isfinite(value):
             raise InputError(f"{what} must be a finite number, not {value}")

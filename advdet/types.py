@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -77,12 +78,17 @@ class FitData(NamedTuple):
       select: clean images for choosing hyperparameters (bandwidths, early stopping).
       adversarial_train: made from rows of `train`, or None where the detector needs none.
       adversarial_select: made from rows of `select`, or None.
+      work: folder for the state of unfinished trainings, from which a stopped one goes on; None
+        keeps nothing.
+      progress: whether a training shows its progress on stderr.
     """
 
     train: Batch
     select: Batch
     adversarial_train: Batch | None = None
     adversarial_select: Batch | None = None
+    work: Path | None = None
+    progress: bool = False
 
 
 class InputError(ValueError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+import traceback
+from collections.abc import Callable
 
 from absl import flags
 
@@ -12,15 +14,17 @@ from experiments import common
 DEFENSE = flags.DEFINE_string(
     "defense",
     None,
-    "Which defence: a name (`dropout`; `none` is the undefended baseline), or package.module:Class "
-    "for one of your own. Hyperparameters follow a colon: dropout:num_samples=50,tau=0.02.",
+    "Which defence: a name (`dropout`; `none` is the undefended baseline; `all` runs the paper's "
+    "ten in turn), or package.module:Class for one of your own. Hyperparameters follow a colon: "
+    "dropout:num_samples=50,tau=0.02.",
     required=True,
 )
 ATTACK = flags.DEFINE_string(
     "attack",
     None,
-    "carlini_wagner (the paper's yardstick), ddn (cheaper, usually nearer), or all (default), "
-    "which also takes the nearest success of each image over the attacks as the headline, `best`.",
+    "carlini_wagner (the paper's yardstick), ddn (cheaper, usually nearer), or all (default), both "
+    "of them, with the nearest success of each image as the headline, `best`. The weak attacks that "
+    "detectors are often tested with, by name: fast_gradient, jsma.",
 )
 OBJECTIVE = flags.DEFINE_string(
     "objective",
@@ -63,6 +67,12 @@ DETECTOR_MARGIN = flags.DEFINE_float(
     None,
     "How far below the threshold the score must come, in the detector's own units.",
     lower_bound=0.0,
+)
+MARGIN_RATE = flags.DEFINE_float(
+    "margin_rate",
+    None,
+    "In place of --detector_margin: the score must come below the threshold that this share of "
+    "clean images exceeds, on the defence that the attacker is shown.",
 )
 BINARY_SEARCH_STEPS = flags.DEFINE_integer(
     "binary_search_steps", None, "C&W: how many values of c are tried.", lower_bound=1
@@ -107,6 +117,7 @@ def settings() -> dict:
         operating_point=OPERATING_POINT.value,
         confidence=CONFIDENCE.value,
         detector_margin=DETECTOR_MARGIN.value,
+        margin_rate=MARGIN_RATE.value,
         binary_search_steps=BINARY_SEARCH_STEPS.value,
         steps=STEPS.value,
         learning_rate=LEARNING_RATE.value,
@@ -126,20 +137,69 @@ def command(module: str) -> str:
     return shlex.join(["python", "-m", f"experiments.{module}", *sys.argv[1:]])
 
 
-def main(threat_model: str) -> None:
+def numbers(flag: str, values: list[str]) -> list[float]:
+    """The values of a list flag as numbers.
+
+    Raises:
+      InputError: one is none.
+    """
+    from advdet.types import InputError
+
+    try:
+        return [float(value) for value in values]
+    except ValueError:
+        raise InputError(f"--{flag} takes numbers with commas between them, not {values}") from None
+
+
+def each_defense(evaluate_one: Callable[[str], None]) -> int:
+    """Calls a function with the defence of the flags, or with each of the ten in turn.
+
+    Of the ten, one that fails is reported and does not stop the rest.
+
+    Args:
+      evaluate_one: takes a defence's spec.
+
+    Returns:
+      The exit status: 1 if any of the ten failed.
+    """
+    from advdet.detectors import THE_TEN
+
+    if DEFENSE.value != "all":
+        evaluate_one(DEFENSE.value)
+        return 0
+    failed = {}
+    for spec in THE_TEN:
+        try:
+            evaluate_one(spec)
+        except Exception as error:  # whatever it is, the others still run
+            failed[spec] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+    for spec, said in failed.items():
+        print(f"failed: {spec} ({said})", file=sys.stderr)
+    print(f"{len(THE_TEN) - len(failed)} of {len(THE_TEN)} defences evaluated")
+    return 1 if failed else 0
+
+
+def main(threat_model: str) -> int:
     """Evaluates the defence of the flags under one threat model, and reports.
 
     Args:
       threat_model: as in `advdet.evaluate`.
+
+    Returns:
+      The exit status.
     """
     import advdet
     from experiments import report
 
-    evaluation = advdet.evaluate(
-        DEFENSE.value, threat_model=threat_model, command=command(threat_model), **settings()
-    )
-    print(report.table(evaluation))
-    name, path = list(evaluation.paths.items())[-1]
-    sheet = path.with_suffix(".png")
-    report.sheet(sheet, evaluation.clean, evaluation.arrays[name])
-    print(f"record  {path}\nimages  {path.with_suffix('.npz')}\nsheet   {sheet}")
+    def evaluate_one(spec):
+        evaluation = advdet.evaluate(
+            spec, threat_model=threat_model, command=command(threat_model), **settings()
+        )
+        print(report.table(evaluation))
+        name, path = list(evaluation.paths.items())[-1]
+        sheet = path.with_suffix(".png")
+        report.sheet(sheet, evaluation.clean, evaluation.arrays[name])
+        print(f"record  {path}\nimages  {path.with_suffix('.npz')}\nsheet   {sheet}")
+
+    return each_defense(evaluate_one)

@@ -33,7 +33,7 @@ def table(evaluation) -> str:
         rows.append(_row(f"undefended, {name}", record))
     if last["paper"]["figure"]:
         rows.append(_paper_row(last))
-    lines += _aligned(rows)
+    lines += aligned(rows)
     wanted = "any wrong label" if run["targets"] == "untargeted" else "the wanted label"
     hidden = "" if run["operating_point"] == "none" else ", not flagged"
     counts = last["counts"]
@@ -46,6 +46,10 @@ def table(evaluation) -> str:
     ]
     if run["operating_point"] != "none":
         lines += ["", *_detection(last)]
+    if last["correction"] is not None:
+        lines += ["", _correction(last["correction"])]
+    if last["sets"] is not None:
+        lines += ["", *_sets(last["sets"])]
     lines += ["", *_verdict(last)]
     return "\n".join(lines) + "\n"
 
@@ -79,12 +83,12 @@ def _row(name, record):
     attack, intervals = record["attack"], record["intervals"]
     return (
         name,
-        _percent(_rate(record)),
-        _range(intervals["success_rate"], lambda v: f"{100 * v:.1f}"),
-        _percent(attack["success_rate_8bit"]),
-        _number(attack["mean_l2"]),
-        _range(intervals["mean_l2"], lambda v: f"{v:.2f}"),
-        _number(attack["baseline_ratio"]),
+        percent(_rate(record)),
+        span(intervals["success_rate"], lambda v: f"{100 * v:.1f}"),
+        percent(attack["success_rate_8bit"]),
+        number(attack["mean_l2"]),
+        span(intervals["mean_l2"], lambda v: f"{v:.2f}"),
+        number(attack["baseline_ratio"]),
         "-" if attack["gradients_per_image"] is None else f"{attack['gradients_per_image']:,.0f}",
     )
 
@@ -93,12 +97,12 @@ def _paper_row(record):
     figure = record["paper"]["figure"] or {}
     return (
         "paper",
-        _percent(figure.get("success_rate")),
+        percent(figure.get("success_rate")),
         "",
         "",
-        _number(figure.get("mean_l2")),
+        number(figure.get("mean_l2")),
         "",
-        _number(figure.get("ratio")),
+        number(figure.get("ratio")),
         "",
     )
 
@@ -107,14 +111,14 @@ def _detection(record):
     clean, detection = record["clean"], record["detection"]
     rows = [("threshold", *_POINTS.values())]
     rows.append(
-        ("clean images flagged", *(_percent(clean["false_positive_rate"][p]) for p in _POINTS))
+        ("clean images flagged", *(percent(clean["false_positive_rate"][p]) for p in _POINTS))
     )
     limits = record["intervals"]["false_positive_rate"]
-    rows.append(("", *(_range(limits.get(p), lambda v: f"{100 * v:.1f}") for p in _POINTS)))
+    rows.append(("", *(span(limits.get(p), lambda v: f"{100 * v:.1f}") for p in _POINTS)))
     rows.append(
-        ("adversarial flagged", *map(_percent, map(detection["true_positive_rate"].get, _POINTS)))
+        ("adversarial flagged", *map(percent, map(detection["true_positive_rate"].get, _POINTS)))
     )
-    area = _number(detection["auc"])
+    area = number(detection["auc"])
     note = (
         f"over {record['counts']['clean_judged']:,} clean test images, and {detection['n']} "
         f"adversarial ones that met the classifier's goal; AUC {area}"
@@ -122,7 +126,26 @@ def _detection(record):
     figure = (record["paper"]["figure"] or {}).get("detection")
     if figure is not None:
         note += f"; the paper reports {figure:.0%} at its threshold"
-    return [*_aligned(rows), note]
+    return [*aligned(rows), note]
+
+
+def _correction(correction):
+    return (
+        f"corrected: of {correction['n']} images that reached the attacker's goal on what he was "
+        f"shown, {percent(correction['target_broken'])} lose his label and "
+        f"{percent(correction['label_restored'])} regain their own"
+    )
+
+
+def _sets(sets):
+    for name in ("adversarial", "clean"):
+        part = sets[name]
+        limits = span(part["interval"], lambda v: f"{100 * v:.0f}")
+        yield (
+            f"sets of {sets['size']} {name} images told from training images (p < {sets['level']:g}"
+            f"): {percent(part['rejected'])} {limits} of {sets['draws']}; median p "
+            f"{part['median_p']:.3f}"
+        )
 
 
 def _verdict(record):
@@ -145,19 +168,23 @@ def _verdict(record):
     return lines
 
 
-def _percent(value) -> str:
+def percent(value) -> str:
+    """A rate in percent, `-` where there is none."""
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def _number(value) -> str:
+def number(value) -> str:
+    """A number with two digits, `-` where there is none."""
     return "-" if value is None else f"{value:.2f}"
 
 
-def _range(interval, show) -> str:
+def span(interval, show) -> str:
+    """An interval [low, high], each end by `show`; empty where there is none."""
     return "" if interval is None else f"[{show(interval[0])}, {show(interval[1])}]"
 
 
-def _aligned(rows) -> list[str]:
+def aligned(rows) -> list[str]:
+    """Rows of strings as lines with columns, the first to the left, the others to the right."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     first, *rest = widths
     return [
@@ -178,7 +205,7 @@ def curve(name: str, values, records) -> str:
     """
     rows = [(name, "success", "95 %", "8 bit", "mean L2", "95 %", "x baseline", "gradients")]
     rows += [_row(f"{value:g}", record) for value, record in zip(values, records)]
-    return "\n".join(["", _title(records[0]), "", *_aligned(rows), ""])
+    return "\n".join(["", _title(records[0]), "", *aligned(rows), ""])
 
 
 def curve_picture(path: Path, name: str, values, records) -> None:

@@ -10,13 +10,26 @@ import toys
 from scipy.optimize import nnls
 
 from advdet import metrics
-from advdet.attacks import ATTACKS, DDN, AttackResult, CarliniWagner, presets
+from advdet.attacks import (
+    ATTACKS,
+    DDN,
+    STRONG,
+    AttackResult,
+    CarliniWagner,
+    FastGradient,
+    Jsma,
+    presets,
+)
 from advdet.attacks.objectives import Generic
 from advdet.defenses import undefended
 
+# Seek no near image, and need not succeed: excused from what only the nearest success shows.
+WEAK = ("fast_gradient", "jsma")
 FAST = {
     "carlini_wagner": CarliniWagner(5, 300, 0.1, 1.0),
     "ddn": DDN(300),
+    "fast_gradient": FastGradient(0.3, 10),
+    "jsma": Jsma(1.0, 0.5),
 }
 THOROUGH = {
     "carlini_wagner": CarliniWagner(9, 1000, 0.01, 1e-2),
@@ -25,9 +38,15 @@ THOROUGH = {
 BOUNDED = {
     "carlini_wagner": CarliniWagner(3, 100, 0.1, 1.0, bounds=(-0.5, 0.5)),
     "ddn": DDN(100, bounds=(-0.5, 0.5)),
+    "fast_gradient": FastGradient(0.3, 10, bounds=(-0.5, 0.5)),
+    "jsma": Jsma(1.0, 0.5, bounds=(-0.5, 0.5)),
 }
-both = pytest.mark.parametrize("name", list(FAST))
+strong = pytest.mark.parametrize("name", [name for name in ATTACKS if name not in WEAK])
 every = pytest.mark.parametrize("name", list(ATTACKS))
+
+
+def test_all_but_the_weak_attacks_are_those_that_all_means():
+    assert tuple(name for name in ATTACKS if name not in WEAK) == STRONG
 
 
 # ---- form
@@ -125,7 +144,8 @@ def test_no_image_takes_more_than_max_steps(name):
     targets = toys.wrong_targets(net, images)
     result = toys.attack(attack, Generic(), undefended(net), images, targets)
     assert (result.num_gradients > 0).all()
-    assert (result.num_gradients <= attack.max_steps()).all()
+    in_a_step = 2 if name == "jsma" else 1
+    assert (result.num_gradients <= in_a_step * attack.max_steps()).all()
 
 
 # ---- linear classifiers, where the nearest image is known
@@ -185,7 +205,7 @@ def assert_nearest(result, wanted):
     assert 1 - 1e-4 < ratio.min() and ratio.max() < 1.02
 
 
-@both
+@strong
 def test_two_linear_classes_are_crossed_at_the_hyperplane(name, rng):
     skip, bias = weights(rng, 2), np.array([0.3, -0.2])
     normal, offset = skip[:, 1] - skip[:, 0], bias[1] - bias[0]
@@ -203,7 +223,7 @@ def test_two_linear_classes_are_crossed_at_the_hyperplane(name, rng):
     assert_nearest(result, wanted)
 
 
-@both
+@strong
 def test_untargeted_on_ten_linear_classes_the_nearest_hyperplane_is_crossed(name, rng):
     skip = weights(rng, 10)
     images = inside_images(rng, skip)
@@ -218,7 +238,7 @@ def test_untargeted_on_ten_linear_classes_the_nearest_hyperplane_is_crossed(name
     assert_nearest(result, wanted)
 
 
-@both
+@strong
 def test_targeted_on_ten_linear_classes_the_quadratic_program_is_solved(name, rng):
     skip, bias = weights(rng, 10), 0.3 * rng.randn(10)
     images = inside_images(rng, skip)
@@ -233,7 +253,7 @@ def test_targeted_on_ten_linear_classes_the_quadratic_program_is_solved(name, rn
     assert_nearest(result, wanted)
 
 
-@both
+@strong
 def test_targeted_where_the_box_binds_the_quadratic_program_is_solved(name, rng):
     skip, bias = weights(rng, 10), 0.3 * rng.randn(10)
     images = toys.digits(5)
@@ -259,7 +279,12 @@ def scene():
     return net, images, toys.predicted(net, images), toys.wrong_targets(net, images)
 
 
-@both
+def enough(name, result, share=1.0):
+    """Whether at least this share succeeded; of a weak attack, whether any did."""
+    return result.success.any() if name in WEAK else result.success.mean() >= share
+
+
+@every
 def test_images_of_one_value_and_checkerboards_can_be_moved(name):
     net = toys.network()
     board = np.indices(toys.SHAPE).sum(0) % 2
@@ -274,13 +299,14 @@ def test_images_of_one_value_and_checkerboards_can_be_moved(name):
     assert np.abs(position(moved) - position(state)).max() > 1e-3
 
     result = toys.attack(FAST[name], Generic(), undefended(net), images, targets)
-    assert result.success.all()
+    assert enough(name, result)
+    rows = result.success
     changed = np.abs(result.image - images).max(axis=(1, 2, 3))
-    assert (changed > 0.05).all()
-    assert (toys.margins(net, result.image, targets) < 0).all()
+    assert (changed[rows] > 0.05).all() and (changed[~rows] == 0).all()
+    assert (toys.margins(net, result.image, targets)[rows] < 0).all()
 
 
-@both
+@every
 @pytest.mark.parametrize("shift", [100.0, -100.0])
 def test_a_constant_added_to_all_logits_changes_nothing(name, shift, scene):
     net, images, _, targets = scene
@@ -290,11 +316,13 @@ def test_a_constant_added_to_all_logits_changes_nothing(name, shift, scene):
     plain = toys.attack(FAST[name], Generic(), undefended(net), images, targets)
     other = toys.attack(FAST[name], Generic(), undefended(shifted), images, targets)
     np.testing.assert_array_equal(plain.success, other.success)
+    assert enough(name, plain)
     # Logits near 100 are rounded to 8e-6, which each trajectory feels on its own.
-    np.testing.assert_allclose(other.distance.mean(), plain.distance.mean(), rtol=1e-3)
+    means = [found.distance[found.success].mean() for found in (other, plain)]
+    np.testing.assert_allclose(*means, rtol=1e-3)
 
 
-@both
+@every
 @pytest.mark.parametrize("targeted", [True, False])
 def test_a_constant_classifier_is_never_broken(name, targeted):
     constant = toys.classifier(bias=np.full(toys.CLASSES, 0.7))
@@ -309,7 +337,7 @@ def test_a_constant_classifier_is_never_broken(name, targeted):
     assert metrics.median_l2(result.distance, result.success) is None
 
 
-@both
+@every
 @pytest.mark.parametrize("targeted", [True, False])
 def test_successes_meet_their_confidence_which_costs_distance(name, targeted, scene):
     net, images, labels, targets = scene
@@ -318,47 +346,51 @@ def test_successes_meet_their_confidence_which_costs_distance(name, targeted, sc
     for confidence in (0.0, 0.5, 1.0, 2.0):
         objective = Generic(confidence=confidence, targeted=targeted)
         result = toys.attack(FAST[name], objective, undefended(net), images, wanted)
-        assert result.success.all()
-        assert (toys.margins(net, result.image, wanted, targeted) <= -confidence).all()
+        assert enough(name, result)
+        margins = toys.margins(net, result.image, wanted, targeted)
+        assert (margins[result.success] <= -confidence).all()
         means.append(result.distance.mean())
-    assert (np.diff(means) > 0).all()
+    assert name in WEAK or (np.diff(means) > 0).all()
 
 
-@both
+@every
 def test_the_distance_is_that_of_the_returned_image_from_the_clean_one(name, scene):
     net, images, _, targets = scene
     result = toys.attack(FAST[name], Generic(), undefended(net), images, targets)
-    assert result.success.all()
-    np.testing.assert_allclose(result.distance, metrics.l2(result.image, images), rtol=1e-5)
+    assert enough(name, result)
+    rows = result.success
+    distances = metrics.l2(result.image, images)
+    np.testing.assert_allclose(result.distance[rows], distances[rows], rtol=1e-5)
+    assert np.isinf(result.distance[~rows]).all() and (distances[~rows] == 0).all()
     assert result.image.min() >= 0 and result.image.max() <= 1
 
 
-@both
+@every
 def test_the_returned_image_lies_in_another_box_exactly(name, scene):
     net, images, _, _ = scene
     images = images - np.float32(0.5)
     targets = toys.wrong_targets(net, images)
     result = toys.attack(BOUNDED[name], Generic(), undefended(net), images, targets)
-    assert result.success.mean() > 0.5
+    assert enough(name, result, 0.5)
     for found in (result.image, result.nearest_miss):
         assert found.min() >= -0.5 and found.max() <= 0.5
     moved = np.abs(result.image - images).max(axis=(1, 2, 3))
     assert (moved[result.success] > 0.01).all()
 
 
-@both
+@every
 def test_frozen_pixels_keep_their_exact_bits(name, scene, rng):
     net, images, _, targets = scene
     free = rng.rand(*images.shape) < 0.7
     result = toys.attack(FAST[name], Generic(), undefended(net), images, targets, free=free)
-    assert result.success.mean() > 0.5
+    assert enough(name, result, 0.5)
     for found in (result.image, result.nearest_miss):
         np.testing.assert_array_equal(found[~free].view(np.int32), images[~free].view(np.int32))
     open_everywhere = toys.attack(FAST[name], Generic(), undefended(net), images, targets)
-    assert result.distance.mean() > open_everywhere.distance.mean()
+    assert name in WEAK or result.distance.mean() > open_everywhere.distance.mean()
 
 
-@both
+@every
 def test_frozen_pixels_are_the_clean_image_s_wherever_the_attack_starts(name, scene, rng):
     net, images, _, targets = scene
     free = rng.rand(*images.shape) < 0.7
@@ -366,17 +398,17 @@ def test_frozen_pixels_are_the_clean_image_s_wherever_the_attack_starts(name, sc
     result = toys.attack(
         FAST[name], Generic(), undefended(net), images, targets, free=free, start=start
     )
-    assert result.success.mean() > 0.5
+    assert enough(name, result, 0.5)
     np.testing.assert_array_equal(result.image[~free], images[~free])
 
 
-@both
+@every
 def test_an_attack_begins_at_its_start(name, scene):
     net, images, _, targets = scene
-    broken = toys.attack(FAST[name], Generic(confidence=0.1), undefended(net), images, targets)
-    one_look = dataclasses.replace(
-        FAST[name], steps=1, **({"binary_search_steps": 1} if name == "carlini_wagner" else {})
-    )
+    broken = toys.attack(FAST["ddn"], Generic(confidence=0.1), undefended(net), images, targets)
+    shortest = {"binary_search_steps": 1} if name == "carlini_wagner" else {}
+    # The weak attacks look once more after their last step.
+    one_look = dataclasses.replace(FAST[name], steps=0 if name in WEAK else 1, **shortest)
     from_image = toys.attack(one_look, Generic(), undefended(net), images, targets)
     assert not from_image.success.any()
     result = toys.attack(one_look, Generic(), undefended(net), images, targets, start=broken.image)

@@ -10,7 +10,8 @@ import pytest
 import toys
 
 from advdet import checkpoints, datasets, nets
-from advdet.attacks import CarliniWagner, driver, objectives, presets, variables
+from advdet.attacks import CarliniWagner, driver, presets, variables
+from advdet.attacks.goals import margin
 from advdet.attacks.objectives import Generic
 from advdet.defenses import undefended
 from advdet.types import Classifier, Outputs
@@ -170,7 +171,7 @@ def test_a_plain_loop_finds_the_same_on_mnist():
 
     @jax.jit
     def look(now):
-        value = lambda x, t: objectives.margin(net(x[None]).logits[0], t, True)
+        value = lambda x, t: margin(net(x[None]).logits[0], t, True)
         return jax.vmap(jax.value_and_grad(value))(now, jnp.asarray(targets))
 
     def look64(now):

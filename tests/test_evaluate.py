@@ -10,7 +10,7 @@ import pytest
 from cli_tools import files_in
 
 import advdet
-from advdet import benchmark, detectors, paper, settings, training
+from advdet import benchmark, crafting, detectors, paper, settings, training
 from advdet.attacks import driver
 from advdet.types import Classifier, InputError, Outputs
 
@@ -191,7 +191,7 @@ def test_targets_are_what_their_names_say(evaluate, classifier, splits):
 def test_a_detector_that_learns_from_adversarial_images_gets_them(
     evaluate, classifier, splits, monkeypatch
 ):
-    monkeypatch.setattr(benchmark, "_CRAFTED_IMAGES", 64)
+    monkeypatch.setattr(crafting, "NUM_IMAGES", 64)
     MeanDifference.seen.clear()
     right = {
         part: batch.take(_predicted(classifier, batch.images) == batch.labels)
@@ -216,7 +216,7 @@ def test_a_detector_that_learns_from_adversarial_images_gets_them(
 
 
 def test_adversarial_images_that_change_no_label_are_refused(evaluate, monkeypatch):
-    monkeypatch.setattr(benchmark, "_CRAFTED_IMAGES", 8)
+    monkeypatch.setattr(crafting, "NUM_IMAGES", 8)
     monkeypatch.setattr(
         benchmark.cells, "attack_images",
         _with_failures(benchmark.cells.attack_images, of="training images"),
@@ -254,7 +254,8 @@ def _plan(spec="dropout", **changes):
     given = dict(
         data="mnist", preset="fast", attack=None, objective=None, threat_model="perfect_knowledge",
         num_images=None, targets=None, operating_point=None, confidence=None,
-        detector_margin=None, lanes=None, train_attack=None, seed=0, attack_settings={},
+        detector_margin=None, margin_rate=None, lanes=None, train_attack=None, seed=0,
+        attack_settings={},
     )  # fmt: skip
     detector = detectors.from_spec(spec)
     return settings.fill(detectors.name_of(detector), detector, **(given | changes))

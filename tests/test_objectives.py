@@ -11,16 +11,8 @@ import toys
 from jax.test_util import check_grads
 
 from advdet.attacks import objectives
-from advdet.attacks.objectives import (
-    Combined,
-    DropoutNetworks,
-    Generic,
-    Goals,
-    Quantile,
-    make,
-    margin,
-    resolve,
-)
+from advdet.attacks.goals import Goals, margin
+from advdet.attacks.objectives import Combined, DropoutNetworks, Generic, Quantile, make, resolve
 from advdet.defenses import Defense, undefended
 from advdet.detectors import Detector, Dropout, NoDetector
 from advdet.types import Classifier, InputError, Outputs
@@ -184,7 +176,7 @@ def test_quantile_is_the_mean_over_groups_plus_z_standard_deviations():
         scores = np.array([score(k, image[None])[0] for k in keys], np.float64)
         return scores.mean() + 1.7 * scores.std(ddof=1) - float(defense.threshold)
 
-    found = excess(jax.random.key(3), defense, image)
+    found = excess(jax.random.key(3), defense, image, jnp.int32(0))
     np.testing.assert_allclose(found, twin(3, 4), rtol=1e-4)
 
     goals = Goals(jnp.array([-1.0]), jnp.array([-9.0]), jnp.array([0.0]))

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from advdet import defenses, nets
-from advdet.attacks import driver, objectives
+from advdet.attacks import driver
+from advdet.attacks.goals import margin
 from advdet.detectors import Detector
 from advdet.types import Classifier, Outputs
 
@@ -156,7 +157,7 @@ def attack(attack, objective, defense, images, targets, *, seed=0, todo=None, **
 
 def margins(classifier: Classifier, images: np.ndarray, targets, targeted: bool = True):
     """[N] margins that an attacker brings below zero."""
-    one = lambda logits, target: objectives.margin(logits, target, targeted)
+    one = lambda logits, target: margin(logits, target, targeted)
     return np.asarray(jax.vmap(one)(classifier(jnp.asarray(images)).logits, jnp.asarray(targets)))
 
 

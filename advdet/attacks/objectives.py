@@ -1,132 +1,36 @@
-"""What an attacker must reach, as numbers that are negative once it is reached.
+"""The objectives by name, and which of them fits which defence.
 
-An objective is called for one image and gives its `Goals`. How goals are combined is the attack's
-business. Leaves of an objective are its continuous settings, so that a sweep over them costs one
-compilation; what changes the program is static.
-
-    generic    the wanted label, and the score below the threshold: any differentiable detector
-    quantile   for random scores: an upper quantile of the score as the judge draws it
-    paper      the objective of the paper for this defence (for dropout: 20 networks, fixed masks)
-    eot        for dropout: as `paper`, with new masks at every step
-    combined   classifier and detector joined as logits of one network (the paper's section 3.1)
+generic         the wanted label, and the score below the threshold: any differentiable detector
+quantile        for random scores: an upper quantile of the score as the judge draws it
+paper           the objective of the paper for this defence
+combined        classifier and detector joined as logits of one network (section 3.1 of the
+                paper); combined_code and combined_shift are other forms of it
+network         for outlier_class: the network of K + 1 classes itself
+density         for kernel_density: the target's density over all centres
+eot             for dropout: as `paper`, with new masks at every step
+frozen          for input_pca: near-constant pixels are left alone
+stages          for hidden_pca: each stage of the cascade a goal of its own
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from advdet.defenses import Defense
+from advdet.attacks.goals import Objective
+from advdet.attacks.special_objectives import (
+    Combined,
+    DropoutNetworks,
+    FrozenPixels,
+    JointlyOverSet,
+    Stages,
+    TargetDensity,
+    TwoStages,
+)
 from advdet.types import InputError
-
-
-class Goals(NamedTuple):
-    """How far one image is from what the attacker wants.
-
-    Attributes:
-      classifier: [M] margins to the wanted label plus confidence; reached below 0, strictly, or a
-        classifier that gives all classes the same logit would be "broken" at distance 0.
-      detector: [S] scores minus threshold plus detector margin; reached at or below 0.
-      losses: [G] what to descend: at or below 0 where nothing is left to do.
-    """
-
-    classifier: jax.Array
-    detector: jax.Array
-    losses: jax.Array
-
-    def met(self) -> jax.Array:
-        """Whether all goals are reached; [] bool."""
-        return self.classifier_met() & jnp.all(self.detector <= 0)
-
-    def classifier_met(self) -> jax.Array:
-        """Whether the classifier's goals are reached; [] bool."""
-        return jnp.all(self.classifier < 0)
-
-    def violation(self) -> jax.Array:
-        """The detector goal that is missed by most; [] float, -inf where there is no detector."""
-        return jnp.max(self.detector, initial=-jnp.inf)
-
-
-def margin(logits: jax.Array, target: jax.Array, targeted: bool) -> jax.Array:
-    """The logit margin that an attacker brings below zero.
-
-    Args:
-      logits: [K] of one image; a constant added to all of them changes nothing.
-      target: [] int, the wanted class, or the true one where not targeted.
-      targeted: towards `target`, or away from it.
-
-    Returns:
-      [] best other logit minus the target's (targeted), or the reverse.
-
-    Source: Carlini & Wagner 2017 (S&P), section V-A, f6; the best other class is masked with -inf,
-    not with 0, so that negative logits are compared rightly.
-    """
-    is_target = jnp.arange(logits.shape[0]) == target
-    other = jnp.max(jnp.where(is_target, -jnp.inf, logits))
-    own = jnp.max(jnp.where(is_target, logits, -jnp.inf))
-    return other - own if targeted else own - other
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """Base of all objectives.
-
-    Attributes:
-      confidence: logit margin asked for beyond the decision.
-      detector_margin: how far below the threshold the score must come, in the score's own units.
-      targeted: towards the target class, or away from the true one.
-    """
-
-    confidence: float = 0.0
-    detector_margin: float = 0.0
-    targeted: bool = dataclasses.field(default=True, metadata={"static": True})
-
-    def __call__(
-        self, key: jax.Array, defense: Defense, image: jax.Array, target: jax.Array
-    ) -> Goals:
-        """Goals of one image [H, W, C] in [0, 1] with its target [] int32."""
-        key_logits, key_score = jax.random.split(key)
-        logits = defense.logits(key_logits, image[None])[0]
-        classifier = margin(logits, target, self.targeted)[None] + self.confidence
-        if defense.detector.kind != "score":
-            return Goals(classifier, jnp.zeros((0,)), classifier)
-        excess = self.excess(key_score, defense, image)[None] + self.detector_margin
-        return Goals(classifier, excess, jnp.concatenate([classifier, excess / defense.scale]))
-
-    def excess(self, key: jax.Array, defense: Defense, image: jax.Array) -> jax.Array:
-        """How far the score of one image is above the threshold; []."""
-        return defense.score(key, image[None])[0] - defense.threshold
-
-    def is_random(self, defense: Defense) -> bool:
-        """Whether two calls on one image can differ."""
-        return defense.detector.random
-
-    def accept(
-        self, key: jax.Array, defense: Defense, image: jax.Array, target: jax.Array, goals: Goals
-    ) -> tuple[Goals, jax.Array]:
-        """Decides whether an image is a success.
-
-        Of many noisy looks an attack keeps the nearest success, hence a lucky one; so where goals
-        are random they must be met again by draws that chose nothing.
-
-        Args:
-          key: consumed; not the one of `goals`.
-          defense, image, target: as in a call.
-          goals: what the call that gave the gradient said.
-
-        Returns:
-          The goals that decide, and [] bool.
-        """
-        if not self.is_random(defense):
-            return goals, goals.met()
-        again = self(key, defense, image, target)
-        return again, goals.met() & again.met()
-
 
 Generic = Objective
 
@@ -157,7 +61,8 @@ class Quantile(Objective):
                 "num_groups and gradient_groups must be at least 2: a spread needs two"
             )
 
-    def excess(self, key, defense, image):
+    def excess(self, key, defense, image, target):
+        del target
         return self._upper(key, defense, image, self.gradient_groups)
 
     def accept(self, key, defense, image, target, goals):
@@ -176,82 +81,55 @@ class Quantile(Objective):
         return mean + self.z * spread - defense.threshold
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DropoutNetworks(Objective):
-    """K networks thinned by dropout, all to be fooled; the detector is not looked at.
-
-    The loss is the mean of the networks' hinges; success is counted when a share of them gives the
-    wanted label with the confidence. Masks are inverted dropout's (divided by 1 - rate), as in the
-    defence; the paper's script leaves that out. One set of masks for all images where fixed.
-
-    Attributes:
-      mask_seed: seed of the fixed masks.
-      share: networks that must be fooled, of all.
-      num_networks: K in the paper.
-      fresh: new masks at each step (expectation over transformation) instead of fixed ones.
-
-    Source: Carlini & Wagner 2017, section 6.1; Athalye et al. 2018 for `fresh`.
-    """
-
-    mask_seed: int = 0
-    share: float = 0.7
-    num_networks: int = dataclasses.field(default=20, metadata={"static": True})
-    fresh: bool = dataclasses.field(default=False, metadata={"static": True})
-
-    def __call__(self, key, defense, image, target):
-        keys = jax.random.split(
-            key if self.fresh else jax.random.key(self.mask_seed), self.num_networks
-        )
-        one = lambda k: margin(defense.classifier(image[None], k).logits[0], target, self.targeted)
-        margins = jax.vmap(one)(keys) + self.confidence
-        needed = jnp.ceil(self.share * self.num_networks - 1e-4).astype(jnp.int32)
-        decisive = jnp.sort(margins)[needed - 1]
-        hinge = jnp.mean(jnp.maximum(margins, 0.0))
-        return Goals(decisive[None], jnp.zeros((0,)), hinge[None])
-
-    def is_random(self, defense):
-        return self.fresh
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Combined(Objective):
-    """Classifier and detector as one network of K + 1 logits, in the paper's form.
-
-    G(x)_i = Z(x)_i for the K classes, G(x)_{K+1} = (Z_D(x) + 1) max_j Z(x)_j with Z_D the score
-    minus the threshold. With a score made of probabilities, such as dropout's, no one constant c is
-    right all the way: the paper's first attempt at dropout, which left 60 % detected.
-
-    Source: Carlini & Wagner 2017, sections 3.1 and 6.1.
-    """
-
-    def __call__(self, key, defense, image, target):
-        key_logits, key_score = jax.random.split(key)
-        logits = defense.logits(key_logits, image[None])[0]
-        excess = self.excess(key_score, defense, image) + self.detector_margin
-        extra = (excess + 1.0) * jnp.max(logits)
-        joined = jnp.concatenate([logits, extra[None]])
-        if self.targeted:
-            value = margin(joined, target, True)
-        else:  # the extra class is no escape: some wrong class must beat both it and the true one
-            wrong = jnp.where(jnp.arange(logits.shape[0]) == target, -jnp.inf, logits)
-            value = jnp.maximum(logits[target], extra) - jnp.max(wrong)
-        value = value[None] + self.confidence
-        classifier = margin(logits, target, self.targeted)[None] + self.confidence
-        return Goals(classifier, excess[None], value)
-
-
 OBJECTIVES: dict[str, type[Objective]] = {
     "generic": Generic,
     "quantile": Quantile,
     "networks": DropoutNetworks,
     "eot": DropoutNetworks,
     "combined": Combined,
+    "combined_code": Combined,
+    "combined_shift": Combined,
+    "network": Combined,
+    "density": TargetDensity,
+    "two_stages": TwoStages,
+    "frozen": FrozenPixels,
+    "stages": Stages,
+    "jointly": JointlyOverSet,
+}
+_FIXED = {  # what a name says beyond the class
+    "eot": {"fresh": True},
+    "combined_code": {"form": "code"},
+    "combined_shift": {"form": "shift"},
+    "network": {"form": "network"},
 }
 # By the detector's name in `detectors.DETECTORS`; every other detector gets `generic`.
-STRONGEST = {"dropout": "quantile"}
-PAPER = {"dropout": "networks", "none": "generic"}
+STRONGEST = {
+    "input_pca": "frozen",
+    "hidden_pca": "stages",
+    "kernel_density": "density",
+    "dropout": "quantile",
+}
+PAPER = {
+    "none": "generic",
+    "outlier_class": "network",
+    "binary": "combined",
+    "inner_layer": "combined",
+    "input_pca": "frozen",
+    "pca_reduction": "generic",
+    "hidden_pca": "generic",
+    "mmd": "generic",
+    "kernel_density": "two_stages",
+    "dropout": "networks",
+    "mean_blur": "generic",
+}
+_MADE_FOR = {
+    "outlier_class": ("network",),
+    "input_pca": ("frozen",),
+    "hidden_pca": ("stages",),
+    "mmd": ("jointly",),
+    "kernel_density": ("density",),
+    "dropout": ("eot",),
+}
 
 
 def resolve(name: str, defense_name: str, detector) -> str:
@@ -275,9 +153,8 @@ def resolve(name: str, defense_name: str, detector) -> str:
     if detector.random:
         fitting.append("quantile")
     if detector.kind == "score":
-        fitting.append("combined")
-    if defense_name == "dropout":
-        fitting.append("eot")
+        fitting += ["combined", "combined_code", "combined_shift"]
+    fitting += _MADE_FOR.get(defense_name, ())
     if defense_name in PAPER:
         fitting.append("paper")
     if name not in fitting:
@@ -304,13 +181,12 @@ def make(name: str, defense_name: str, *, seed: int, targeted: bool, **settings)
     plain = PAPER[defense_name] if name == "paper" else name
     kind = OBJECTIVES[plain]
     known = {field.name for field in dataclasses.fields(kind)}
+    known -= set(_FIXED.get(plain, {})) | {"form"}
     if "mask_seed" in known:
         settings.setdefault("mask_seed", seed)
-    if plain == "eot":
-        settings["fresh"] = True
     if strange := sorted(set(settings) - known):
         raise InputError(f"objective {name} has no setting {strange[0]!r}; it has: {sorted(known)}")
     for setting, value in settings.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{setting} must be a finite number, not {value}")
-    return kind(targeted=targeted, **settings)
+    return kind(targeted=targeted, **_FIXED.get(plain, {}), **settings)

@@ -9,13 +9,35 @@ import importlib
 import re
 
 from advdet.detectors.base import Detector, NoDetector
+from advdet.detectors.binary import Binary
 from advdet.detectors.dropout import Dropout
+from advdet.detectors.hidden_pca import HiddenPca
+from advdet.detectors.inner_layer import InnerLayer
+from advdet.detectors.input_pca import InputPca
+from advdet.detectors.kernel_density import KernelDensity
+from advdet.detectors.mean_blur import MeanBlur, MeanBlurDetector
+from advdet.detectors.mmd import Mmd
+from advdet.detectors.outlier_class import OutlierClass
+from advdet.detectors.pca_reduction import PcaReduction
 from advdet.types import InputError
 
 DETECTORS: dict[str, type[Detector]] = {
     "none": NoDetector,
+    "outlier_class": OutlierClass,
+    "binary": Binary,
+    "inner_layer": InnerLayer,
+    "input_pca": InputPca,
+    "pca_reduction": PcaReduction,
+    "hidden_pca": HiddenPca,
+    "mmd": Mmd,
+    "kernel_density": KernelDensity,
     "dropout": Dropout,
+    "mean_blur": MeanBlur,
+    "mean_blur_detector": MeanBlurDetector,
 }
+
+# The paper's ten; whatever else stands in DETECTORS is there by name alone.
+THE_TEN = tuple(name for name in DETECTORS if name not in ("none", "mean_blur_detector"))
 
 
 def from_spec(spec: str) -> Detector:
@@ -91,4 +113,4 @@ def _value(name: str, option: str, text: str, default):
     )
 
 
-__all__ = ["DETECTORS", "Detector", "Dropout", "NoDetector", "from_spec", "name_of"]
+__all__ = ["DETECTORS", "THE_TEN", "Detector", "Dropout", "NoDetector", "from_spec", "name_of"]

@@ -24,12 +24,18 @@ class Detector:
       needs_adversarial: whether `fit` wants adversarial training images.
       differentiable: whether `score` and `logits` have useful gradients.
       random: whether `score` uses its key; the judge then draws several times.
+      logit_score: whether the score is a logit, so that a margin in it means what one in the
+        classifier's logits does.
+
+    A detector of kind "set" defines `p_value(key, fitted, classifier, images) -> []` and
+    `set_size`, the number of images in a tested set.
     """
 
     kind: ClassVar[str] = "score"
     needs_adversarial: ClassVar[bool] = False
     differentiable: ClassVar[bool] = True
     random: ClassVar[bool] = False
+    logit_score: ClassVar[bool] = False
 
     def fit(self, key: jax.Array, classifier: Classifier, data: FitData) -> PyTree:
         """Learns what the detector needs from clean (and adversarial) images.

@@ -1,0 +1,189 @@
+"""An attacker who knows the scheme and trains a copy on other data: what transfers to the victim?
+
+Victim and copy come from disjoint halves of the training images. The attack on the copy asks for
+ever more confidence in the label, and for scores ever further below the threshold; each pair is
+judged by the victim at its own threshold. The cheapest pair that reaches 84, 90 and 98 % is chosen
+on one half of the images and reported on the other.
+
+python -m experiments.limited_knowledge --defense=dropout
+python -m experiments.limited_knowledge --defense=none        (the undefended pair)
+python -m experiments.limited_knowledge --defense=kernel_density \\
+    --surrogate=kernel_density:share=0.05                     (he has 5 % of the data)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from experiments import common, evaluation
+
+flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(evaluation)
+CONFIDENCES = flags.DEFINE_list(
+    "confidences", ["0", "5", "10", "15", "20", "25", "30", "35", "40"], "Logit margins to try."
+)
+MARGIN_RATES = flags.DEFINE_list(
+    "margin_rates",
+    ["0.05", "0.1", "0.2", "0.35", "0.5"],
+    "False-positive rates of the copy whose thresholds the score must come below. Where the score "
+    "is a logit, the margin is the confidence instead.",
+)
+SURROGATE = flags.DEFINE_string(
+    "surrogate", None, "The attacker's detector, where it is not the defence itself."
+)
+LEVELS = (0.84, 0.90, 0.98)
+
+
+def pairs(detector, confidences, rates) -> list[dict]:
+    """The (confidence, margin) pairs to try, as arguments of `advdet.evaluate`."""
+    if detector.kind != "score":
+        return [{"confidence": c} for c in confidences]
+    if detector.logit_score:
+        return [{"confidence": c, "detector_margin": c} for c in confidences]
+    return [{"confidence": c, "margin_rate": q} for q in rates for c in confidences]
+
+
+def transferred(arrays, rows) -> tuple[float, float | None]:
+    """Success on the victim, and mean L2 of the successes, over some of the attacked images."""
+    rows = rows & arrays["clean_correct"]
+    share = arrays["judged_success"][rows]
+    won = share > 0.5
+    distance = arrays["distance"][rows][won]
+    rate = float(share.mean()) if len(share) else 0.0
+    return rate, float(distance.mean()) if won.any() else None
+
+
+def cheapest(tried: list[dict], level: float) -> int | None:
+    """The pair of least mean L2 that reaches a level on the even rows; None where none does."""
+    found = [
+        (distance, index)
+        for index, arrays in enumerate(tried)
+        for rate, distance in [transferred(arrays, _half(arrays, 0))]
+        if rate >= level and distance is not None
+    ]
+    return min(found)[1] if found else None
+
+
+def _half(arrays, which: int) -> np.ndarray:
+    return np.arange(len(arrays["id"])) % 2 == which
+
+
+def sweep(spec: str, settings: dict, confidences, rates, surrogate_spec: str | None) -> dict:
+    """Runs all pairs with DDN, then C&W at the chosen ones.
+
+    Args:
+      spec: of the defence.
+      settings: arguments of `advdet.evaluate`.
+      confidences, rates: see the flags.
+      surrogate_spec: of the attacker's detector; None for the same.
+
+    Returns:
+      {run, rows, levels}, JSON-able: what was run, a row for each pair, and the chosen pairs.
+    """
+    import advdet
+    from advdet import datasets, detectors, training
+
+    detector = detectors.from_spec(spec)
+    splits = datasets.load(settings["data"], settings.pop("data_source"), settings.pop("data_dir"))
+    surrogate = None
+    if surrogate_spec is not None:
+        copy = training.classifier_for(splits, half="attacker")
+        surrogate = copy, detectors.from_spec(surrogate_spec)
+    settings = {**settings, "data": splits, "threat_model": "limited_knowledge"}
+    settings["surrogate"] = surrogate
+    for name in ("attack", "confidence", "detector_margin", "margin_rate"):
+        settings.pop(name)
+    command = evaluation.command("limited_knowledge")
+    tried, rows, runs = pairs(detector, confidences, rates), [], []
+    for pair in tried:
+        done = advdet.evaluate(detector, attack="ddn", command=command, **settings, **pair)
+        runs.append(done.arrays["ddn"])
+        rows.append(_row(pair, done.records["ddn"]))
+    levels = {}
+    for level in LEVELS:
+        index = cheapest(runs, level)
+        levels[f"{level:g}"] = None
+        if index is None:
+            continue
+        report, distance = transferred(runs[index], _half(runs[index], 1))
+        done = advdet.evaluate(
+            detector, attack="carlini_wagner", command=command, **settings, **tried[index]
+        )
+        levels[f"{level:g}"] = {
+            **tried[index],
+            "transfer": report,
+            "mean_l2": distance,
+            "carlini_wagner": _row(tried[index], done.records["carlini_wagner"]),
+        }
+    run = dict(done.records[next(iter(done.records))]["run"])
+    run |= {"attack": "ddn", "surrogate_spec": surrogate_spec}
+    return {"schema": 1, "kind": "transfer", "run": run, "rows": rows, "levels": levels}
+
+
+def _row(pair: dict, record: dict) -> dict:
+    point = record["run"]["operating_point"]
+    rates = record["attack"]["success_rate"]
+    return {
+        **pair,
+        "detector_margin": record["run"]["settings"]["detector_margin"],
+        "on_surrogate": record["attack"]["own_success_rate"],
+        "transfer": rates["misclassified" if point == "none" else point],
+        "interval": record["intervals"]["success_rate"],
+        "mean_l2": record["attack"]["mean_l2"],
+        "n": record["counts"]["attacked"],
+    }
+
+
+def show(result: dict) -> str:
+    """The sweep as text: a line for each pair, then the chosen ones."""
+    from experiments import report
+
+    percent, number = report.percent, report.number
+    head = ("confidence", "margin at", "on the copy", "transfer", "95 %", "mean L2")
+    lines = [head]
+    for row in result["rows"]:
+        rate = row.get("margin_rate")
+        lines.append((
+            f"{row['confidence']:g}",
+            "-" if rate is None else f"{100 * rate:g} %",
+            percent(row["on_surrogate"]), percent(row["transfer"]),
+            report.span(row["interval"], lambda v: f"{100 * v:.1f}"), number(row["mean_l2"]),
+        ))  # fmt: skip
+    text = ["", *report.aligned(lines), "", "cheapest pair, chosen on half of the images:"]
+    for level, chosen in result["levels"].items():
+        if chosen is None:
+            text.append(f"  {float(level):.0%}: not reached by any pair")
+            continue
+        own = chosen["carlini_wagner"]
+        text.append(
+            f"  {float(level):.0%}: confidence {chosen['confidence']:g}, margin "
+            f"{own['detector_margin']:.3g}: {percent(chosen['transfer'])} of the other half at "
+            f"mean L2 {number(chosen['mean_l2'])}; C&W there: {percent(own['transfer'])} at "
+            f"{number(own['mean_l2'])} (all images)"
+        )
+    return "\n".join(text) + "\n"
+
+
+def evaluate_one(spec: str) -> None:
+    """Sweeps one defence, prints the table, and keeps it beside the records."""
+    from advdet import results
+
+    numbers = [evaluation.numbers(f.name, f.value) for f in (CONFIDENCES, MARGIN_RATES)]
+    result = sweep(spec, evaluation.settings(), *numbers, SURROGATE.value)
+    print(show(result))
+    run = result["run"]
+    digest = results.settings_hash(
+        {"run": run["settings_hash"], "pairs": numbers, "surrogate": SURROGATE.value}
+    )
+    folder = Path(evaluation.RESULTS_DIR.value, run["dataset"], run["threat_model"], run["defense"])
+    path = folder / f"transfer-{run['targets']}-{run['operating_point']}-{digest}.json"
+    results.write_json(path, json.loads(json.dumps(result)))
+    print(f"sweep  {path}")
+
+
+if __name__ == "__main__":
+    common.run(lambda: evaluation.each_defense(evaluate_one))

@@ -1,0 +1,105 @@
+"""How many images does the MMD test need? Power against set size, with two null controls.
+
+Sets of adversarial test images, and of clean ones, are tested against as many training images; the
+second control tests training images against training images, where one in twenty should be
+rejected at p < 0.05. Source images of the two sides never overlap.
+
+python -m experiments.mmd_power --num_images=10000 --sizes=10,100,1000,10000
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from experiments import common, evaluation
+
+flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(evaluation)
+flags.FLAGS.set_default("defense", "mmd")
+SIZES = flags.DEFINE_list(
+    "sizes", ["10", "30", "100", "300", "1000"], "Images on each side, with commas."
+)
+DRAWS = flags.DEFINE_integer("draws", 20, "Tests for each size; one where all images are used.")
+_LEVEL = 0.05
+
+
+def main() -> None:
+    """Runs all tests, prints a table, saves it as JSON."""
+    import jax
+    from tqdm import tqdm
+
+    import advdet
+    from advdet import datasets, detectors, metrics, results
+    from advdet.statistics import mmd_test_in_chunks
+    from experiments import report
+
+    settings = evaluation.settings()
+    splits = datasets.load(settings["data"], settings.pop("data_source"), settings.pop("data_dir"))
+    settings |= {"data": splits, "targets": settings["targets"] or "untargeted"}
+    settings |= {"attack": settings["attack"] or "ddn"}
+    detector = detectors.from_spec(evaluation.DEFENSE.value)
+    command = evaluation.command("mmd_power")
+    done = advdet.evaluate("none", command=command, **settings)
+    ((_, arrays),) = done.arrays.items()
+    flat = lambda images: np.asarray(images, np.float32).reshape(len(images), -1)
+    train = flat(splits.train.images)
+    half = len(train) // 2
+    sides = {
+        "adversarial": flat(arrays["image"][arrays["success"]]),
+        "clean test": flat(done.clean.images),
+        "training": train[:half],
+    }
+    reference = train[half:]
+    found = []
+    sizes = [int(size) for size in evaluation.numbers("sizes", SIZES.value)]
+    jobs = [(size, name) for size in sizes for name in sides if len(sides[name]) >= size]
+    for number, (size, name) in enumerate(tqdm(jobs, desc="sets", disable=None)):
+        draws = DRAWS.value if 2 * size <= len(sides[name]) else 1
+        p_values = []
+        for draw in range(draws):
+            rng = np.random.RandomState(1000 * number + draw)
+            x = sides[name][rng.permutation(len(sides[name]))[:size]]
+            y = reference[rng.permutation(len(reference))[:size]]
+            key = jax.random.fold_in(jax.random.key(settings["seed"]), 1000 * number + draw)
+            test = mmd_test_in_chunks(key, x, y, detector.sigma2, detector.num_permutations)
+            p_values.append(float(test.p_value))
+        rejected = float(np.mean(np.array(p_values) < _LEVEL))
+        found.append({
+            "size": size, "side": name, "draws": draws, "rejected": rejected,
+            "interval": metrics.wilson(rejected * draws, draws),
+            "median_p": float(np.median(p_values)),
+        })  # fmt: skip
+    rows = [("set", "size", "tests", "rejected", "95 %", "median p")]
+    for row in found:
+        limits = report.span(row["interval"], lambda v: f"{100 * v:.0f}")
+        rows.append(
+            (
+                row["side"],
+                str(row["size"]),
+                str(row["draws"]),
+                report.percent(row["rejected"]),
+                limits,
+                report.number(row["median_p"]),
+            )
+        )
+    print(
+        "\n".join(
+            [
+                "",
+                f"{evaluation.DEFENSE.value} on {splits.name}: p < {_LEVEL:g}",
+                "",
+                *report.aligned(rows),
+                "",
+            ]
+        )
+    )
+    path = Path(evaluation.RESULTS_DIR.value, f"{splits.name}-mmd_power.json")
+    results.write_json(path, {"command": command, "rows": found})
+    print(f"table {path}")
+
+
+if __name__ == "__main__":
+    common.run(main)
