@@ -147,6 +147,13 @@ def test_a_training_taken_up_again_ends_with_the_same_bits_and_knows_its_data(tm
         fit(data._replace(adversarial_train=darker))
 
 
+def test_the_binary_score_is_the_network_s_logit():
+    images, fitted = fresh()[0], fitted_toy("binary")
+    net = nets.NetApply(nets.MnistNet(1))
+    expected = jax.jit(lambda fitted, images: net(fitted, images).logits[:, 0])(fitted, images)
+    np.testing.assert_allclose(scores("binary", images), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_network_with_batch_statistics_keeps_those_of_all_its_rows(monkeypatch):
     small = lambda dataset, outputs, image_shape: nets.ResNet32(outputs, blocks=0)
     monkeypatch.setattr(nets, "net_for", small)
@@ -239,7 +246,6 @@ def test_the_best_trial_goes_on_and_is_kept_where_that_makes_it_no_better(monkey
 
     monkeypatch.setattr(learning, "fit", fit)
     monkeypatch.setattr("advdet.training.logits", logits)
-    monkeypatch.setattr("advdet.training.reestimate_statistics", lambda alone, maps: alone)
     detector = InnerLayer(trials=3, trial_images=20, epochs=4)
     for shares, kept in (((0.5, 0.75, 0.25, 1.0), 4), ((0.5, 0.75, 0.25, 0.5), 2)):
         runs.clear()

@@ -64,7 +64,7 @@ class Binary(Detector):
     ) -> jax.Array:
         """The network's logit [B] for images [B, H, W, C]."""
         del key, classifier
-        return learning.image_logits(fitted, images)[:, 0]
+        return learning.image_logit(fitted, images)
 
     def native_threshold(self, fitted: PyTree) -> float:
         """0: above it an adversarial image is the more likely."""

@@ -144,8 +144,8 @@ class HiddenPca(Detector):
             stage = fitted[layer]
             described = describe(coefficients(stage, features[layer]))
             standard = (described - stage["centre"][None]) * stage["spread"][None]
-            product = jnp.matmul(standard, stage["weights"], precision="highest")
-            found.append(product + stage["bias"])
+            # A sum, since XLA:CPU rounds a product of matrix and vector by the place in the batch.
+            found.append(jnp.sum(standard * stage["weights"][None], axis=-1) + stage["bias"])
         return jnp.stack(found, axis=-1)
 
     def score(

@@ -31,7 +31,7 @@ from advdet.types import Batch, Classifier, FitData, Outputs, PyTree
 _BATCH_SIZES = (32, 64, 128)
 _KERNEL_PENALTY = 1e-3  # Metzen's, times |kernel|^2
 _HELD_OUT = 500  # clean images, and as many adversarial ones: the paper's 1,000
-_STATISTICS_ROWS = 1000
+_STATISTICS_ROWS = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class InnerLayer(Detector):
 
     Attributes:
       feature: name of the feature map; "" takes `ad2` (the paper's) or else `conv1`.
-      trials: short trainings with settings drawn at random. (The paper: 100.)
+      trials: short trainings from one start, with settings drawn at random. (The paper: 100.)
       trial_images: that one of them sees once.
       epochs: for which the best of them then goes on, on all images.
     """
@@ -136,10 +136,11 @@ class InnerLayer(Detector):
         features = learned_rows.outputs_of(classifier, rows.images.shape[1:]).features
         attached = self._attached(classifier, features)
         trunk = {"trunk": classifier.variables}
-        view = jax.jit(lambda variables, images: attached.seen(variables, images))
-        maps = learned_rows.in_batches(
-            lambda images: view(trunk, images), rows.images[:_STATISTICS_ROWS]
-        )
+        view = jax.jit(lambda images: attached.seen(trunk, images))
+        maps = learned_rows.in_batches(view, rows.images[:_STATISTICS_ROWS])
+        # Momentum 0 leaves the statistics of these rows; compiled once for all trainings.
+        exact = attached.net.clone(momentum=0.0)
+        statistics = jax.jit(lambda *given: nets.train_apply(exact, *given, None).batch_stats)
 
         def train(key, name, recipe, start, rows):
             """(accuracy on held-out images, the subnetwork's variables)."""
@@ -147,21 +148,19 @@ class InnerLayer(Detector):
             loss = SubnetworkLoss(attached)
             found = learning.fit(key, name, self, recipe, loss, start["params"], state, rows, data)
             variables = learning.variables(found.params, found.state["batch_stats"])
-            alone = Classifier(variables, nets.NetApply(attached.net))
-            variables = training.reestimate_statistics(alone, maps).variables
+            variables |= {"batch_stats": statistics(variables, maps)}
             whole = Classifier(trunk | {"subnetwork": variables}, attached)
             flagged = training.logits(whole, held_out.images)[:, 0] > 0
             return float((flagged == (held_out.labels > 0)).mean()), jax.device_get(variables)
 
-        key_search, key_final = jax.random.split(key)
+        key_start, key_search, key_final = jax.random.split(key, 3)
+        start = nets.init(key_start, attached.net, features[attached.feature].shape[1:]).variables
         best, recipe = (-1.0, None), None
         few = rows.take(slice(self.trial_images))
         for trial, key_trial in enumerate(jax.random.split(key_search, self.trials), start=1):
-            key_recipe, key_start, key_fit = jax.random.split(key_trial, 3)
+            key_recipe, key_fit = jax.random.split(key_trial)
             drawn = draw_recipe(key_recipe)
-            start = nets.init(key_start, attached.net, features[attached.feature].shape[1:])
-            name = f"inner_layer trial {trial}"
-            found = train(key_fit, name, drawn, start.variables, few)
+            found = train(key_fit, f"inner_layer trial {trial}", drawn, start, few)
             if found[0] > best[0]:
                 best, recipe = found, drawn
         recipe = dataclasses.replace(recipe, epochs=self.epochs)

@@ -138,3 +138,15 @@ def image_logits(fitted: PyTree, images: jax.Array) -> jax.Array:
     """Logits of the network for images [B, H, W, C] that `train_network` trained; no dropout."""
     net = nets.net_for("", num_outputs(fitted), images.shape[1:])
     return nets.NetApply(net)(fitted, images).logits
+
+
+def image_logit(fitted: PyTree, images: jax.Array) -> jax.Array:
+    """The logit [B] of a network of `train_network` with one output, for images [B, H, W, C].
+
+    The last product is written as a sum: XLA:CPU rounds a product of matrix and vector one way in
+    most rows and another in the last ones, and no score may depend on its place in a batch.
+    """
+    net = nets.net_for("", 1, images.shape[1:])
+    hidden = nets.NetApply(net)(fitted, images).features["penultimate"]
+    last = fitted["params"]["logits"]
+    return jnp.sum(hidden * last["kernel"][:, 0][None], axis=-1) + last["bias"][0]
