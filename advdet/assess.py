@@ -12,7 +12,7 @@ from advdet.attacks.base import AttackResult
 from advdet.attacks.variables import from_box, to_box
 from advdet.defenses import FittedDefense, classify_images, score_images
 from advdet.judge import is_wanted, judge, round_to_8_bit
-from advdet.sets import test_sets
+from advdet.sets import assess_sets
 from advdet.types import Batch
 
 _NOISE, _REFERENCE = 0x4E4F, 0x5245
@@ -69,7 +69,7 @@ def assess(
         clean_images=clean.images,
         labels=np.asarray(clean.labels),
         kind=defense.detector.kind,
-        sets=lambda rows: test_sets(
+        sets=lambda rows: assess_sets(
             seed,
             defense,
             found.image[rows & found.success],

@@ -22,7 +22,7 @@ def _p_values(keys, defense, images, rows):
     return jax.lax.map(lambda pair: one(*pair), (keys, rows))
 
 
-def test_sets(
+def assess_sets(
     seed: int, defense: Defense, adversarial: np.ndarray, clean: np.ndarray
 ) -> dict[str, Any] | None:
     """How often sets of adversarial images are told from the training images, and clean ones too.

@@ -23,8 +23,8 @@ ATTACK = flags.DEFINE_string(
     "attack",
     None,
     "carlini_wagner (the paper's yardstick), ddn (cheaper, usually nearer), or all (default), both "
-    "of them, with the nearest success of each image as the headline, `best`. By name also the weak "
-    "attacks that detectors are often tested with: fast_gradient, jsma.",
+    "of them, with the nearest success of each image as the headline, `best`. By name also the "
+    "weak attacks that detectors are often tested with: fast_gradient, jsma.",
 )
 OBJECTIVE = flags.DEFINE_string(
     "objective",
