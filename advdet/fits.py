@@ -7,6 +7,7 @@ same. Detectors from elsewhere are always fitted anew, since their code may have
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,12 +75,13 @@ def fitted_for(
     fitted = jax.device_get(fit(work))
     if cached is not None and jax.tree.leaves(fitted):
         save(cached, fitted, facts)
+        shutil.rmtree(work, ignore_errors=True)
     return fitted
 
 
-def save(path: Path, fitted: PyTree, facts: dict[str, Any]) -> Path:
-    """Writes a fit, nested dicts of arrays, with its facts as manifest."""
-    return checkpoints.save(path, fitted, {"facts": facts})
+def save(path: Path, fitted: PyTree, facts: dict[str, Any], command: str | None = None) -> Path:
+    """Writes a fit, nested dicts of arrays, with its facts, and what made it, as manifest."""
+    return checkpoints.save(path, fitted, {"facts": facts, "command": command})
 
 
 def load(path: Path) -> dict[str, Any]:

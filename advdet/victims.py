@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,10 +68,22 @@ def defend(
             )
         return detector.fit(key_fit, classifier, data)
 
-    facts = fits.facts_of(
-        detector, detectors.name_of(detector), dataset=splits.name, half=half,
-        data_hash=splits.data_hash, classifier=classifier_id, seed=seed,
-        train_attack=train_attack if detector.needs_adversarial else None,
-    )  # fmt: skip
+    facts = facts_for(detector, classifier, splits, half, seed, train_attack)
     fitted = jax.tree.map(jnp.asarray, fits.fitted_for(fit, detector, facts, folder("fits")))
     return with_thresholds(key_score, detector, classifier, fitted, splits.threshold)
+
+
+def facts_for(
+    detector: Detector,
+    classifier: Classifier,
+    splits: Splits,
+    half: str,
+    seed: int,
+    train_attack: str | None,
+) -> dict[str, Any]:
+    """Everything that decides what `defend` fits; `splits` are those of the half."""
+    return fits.facts_of(
+        detector, detectors.name_of(detector), dataset=splits.name, half=half,
+        data_hash=splits.data_hash, classifier=records.fingerprint(classifier), seed=seed,
+        train_attack=train_attack if detector.needs_adversarial else None,
+    )  # fmt: skip

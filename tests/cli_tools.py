@@ -77,15 +77,29 @@ def weights(session_cache):
     """The cache folder, with weights for mnist_5k trained for seconds where advdet looks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ADVDET_CACHE", str(session_cache))
-        splits = datasets.load("mnist_5k")
-        wanted = dict(half="full", schedule="fast", seed=0)
-        path = training.cached_path(splits, **wanted, epochs=None, cache=None)
-        if not path.exists():
-            classifier, manifest = training.train_classifier(
-                splits, **wanted, epochs=_EPOCHS, progress=False, say=lambda line: None
-            )
-            checkpoints.save(path, classifier.variables, manifest)
+        _train_briefly("full")
     return session_cache
+
+
+@pytest.fixture(scope="session")
+def halves(weights):
+    """The cache folder with weights for both halves of mnist_5k, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADVDET_CACHE", str(weights))
+        _train_briefly("defender")
+        _train_briefly("attacker")
+    return weights
+
+
+def _train_briefly(half):
+    splits = datasets.load("mnist_5k")
+    wanted = dict(half=half, schedule="fast", seed=0)
+    path = training.cached_path(splits, **wanted, epochs=None, cache=None)
+    if not path.exists():
+        classifier, manifest = training.train_classifier(
+            splits, **wanted, epochs=_EPOCHS, progress=False, say=lambda line: None
+        )
+        checkpoints.save(path, classifier.variables, manifest)
 
 
 @pytest.fixture(scope="session")
