@@ -120,7 +120,8 @@ def test_p_values_are_uniform_where_both_samples_come_from_one_distribution():
     test = lambda key, a, b: statistics.mmd_test(key, a, b, 4.0, 199).p_value
     p_values = np.asarray(jax.jit(jax.vmap(test))(jax.random.split(key_test, 200), x, y))
     assert p_values.min() >= np.float32(1 / 200)
-    # By chance one key in a thousand fails. They fall on multiples of 1/200; the middle of each step is compared with the uniform law.
+    # They fall on multiples of 1/200; the middle of each step is compared with the uniform law.
+    # One key in a thousand fails by chance.
     assert stats.kstest(p_values.astype(np.float64) - 0.5 / 200, "uniform").pvalue > 1e-3
 
 
