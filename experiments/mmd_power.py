@@ -97,7 +97,9 @@ def main() -> None:
         )
     )
     path = Path(evaluation.RESULTS_DIR.value, f"{splits.name}-mmd_power.json")
-    results.write_json(path, {"command": command, "rows": found})
+    results.write_json(
+        path, {"schema": results.SCHEMA, "kind": "mmd_power", "command": command, "rows": found}
+    )
     print(f"table {path}")
 
 

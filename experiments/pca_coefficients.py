@@ -55,6 +55,8 @@ def main() -> None:
     ]))  # fmt: skip
     stem = Path(evaluation.RESULTS_DIR.value, f"{splits.name}-pca_coefficients")
     value = {
+        "schema": results.SCHEMA,
+        "kind": "pca_coefficients",
         "command": command,
         "mean_absolute_coefficient": {k: [float(c) for c in v] for k, v in shown.items()},
         "flagged": flagged,

@@ -61,7 +61,13 @@ def main() -> None:
         rows.append(tuple(row))
     print("\n".join(["", *report.aligned(rows), f"undefended: {baseline:.2f}", ""]))
     stem = Path(evaluation.RESULTS_DIR.value, f"{splits.name}-pca_curve-{settings['targets']}")
-    value = {"command": command, "curves": curves, "undefended_mean_l2": baseline}
+    value = {
+        "schema": results.SCHEMA,
+        "kind": "pca_curve",
+        "command": command,
+        "curves": curves,
+        "undefended_mean_l2": baseline,
+    }
     results.write_json(stem.with_suffix(".json"), value)
     _picture(stem.with_suffix(".png"), curves, baseline)
     print(f"curve   {stem.with_suffix('.json')}\npicture {stem.with_suffix('.png')}")

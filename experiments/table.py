@@ -4,9 +4,9 @@
     python -m experiments.table --reference --markdown=table.md         of the records that ship
     python -m experiments.table --copy_reference=experiments/reference  keeps what it shows
 
-Two blocks: runs in the paper's own manner (its attack with its objective; `--preset=paper`), which
-are judged by its figures, and headlines (for each image the nearest success of all attacks), which
-stand beside them. Records of single attacks are not shown.
+Three blocks: runs in the paper's own manner (its attack with its objective; `--preset=paper`),
+which are judged by its figures; headlines (for each image the nearest success of all attacks),
+which stand beside them; and sweeps of limited knowledge. Records of single attacks are not shown.
 """
 
 from __future__ import annotations

@@ -19,6 +19,10 @@ HEADER = (
     "flagged / of clean", "n", "attack, objective, aim", "paper", "",
 )  # fmt: skip
 NUMBERS = range(4, 9)  # columns that are aligned to the right
+TRANSFER_HEADER = (
+    "data set", "defence", "copy", "targets", "84 % wanted", "90 % wanted", "98 % wanted",
+    "C&W at the last", "n", "aim", "paper", "",
+)  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -68,6 +72,36 @@ def line_of(path: Path, record: dict[str, Any]) -> Line:
         path, _block(run), _order(path, run), cells,
         compared["regime"] if figure else None, compared["in_band"],
     )  # fmt: skip
+
+
+def transfer_line_of(path: Path, result: dict[str, Any]) -> Line:
+    """A sweep of limited knowledge as a line; for each level the cheapest pair that reaches it."""
+    run = result["run"]
+    rows = paper.ROWS.get((run["dataset"], run["defense"], "limited_knowledge"), [])
+    rows = [row for row in rows if row.targets == run["targets"]]
+    reported = "; ".join(
+        ", ".join(f"{report.percent(row.success_rate)}" if name == "success_rate"
+                  else f"L2 {row.mean_l2:.3g}"
+                  for name in ("success_rate", "mean_l2") if getattr(row, name) is not None)
+        for row in rows
+    )  # fmt: skip
+    levels, last = [], "-"
+    for chosen in result["levels"].values():
+        if chosen is None:
+            levels.append("not reached")
+            continue
+        levels.append(
+            f"{report.percent(chosen['transfer'])} at L2 {report.number(chosen['mean_l2'])}, "
+            f"k {chosen['confidence']:g}"
+        )
+        own = chosen["carlini_wagner"]
+        last = f"{report.percent(own['transfer'])} at L2 {report.number(own['mean_l2'])}"
+    point = "" if run["operating_point"] == "none" else run["operating_point"]
+    cells = (
+        run["dataset"], _defense(run), result["run"]["surrogate_spec"] or "same", run["targets"],
+        *levels, last, str(result["rows"][0]["n"]), point, reported or "-", "",
+    )  # fmt: skip
+    return Line(path, "transfer", _order(path, run), cells, None, None)
 
 
 def _block(run) -> str | None:

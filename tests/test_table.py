@@ -236,6 +236,35 @@ def test_markdown_has_one_row_of_equal_columns_a_line(folder):
     assert "- 1 in band, 0 OUTSIDE, 1 not compared" in text
 
 
+def sweep_of(defense="binary", levels=(0.86, None, 0.97)):
+    """A sweep of limited knowledge as `experiments.limited_knowledge` keeps it."""
+    run = record_of(defense=defense, threat_model="limited_knowledge", point="0.05")["run"]
+    own = {"transfer": 0.95, "mean_l2": 4.4, "detector_margin": 5.0}
+    chosen = [
+        rate and {"confidence": 5.0, "transfer": rate, "mean_l2": 3.21, "carlini_wagner": own}
+        for rate in levels
+    ]
+    return {
+        "schema": 1, "kind": "transfer", "run": run | {"surrogate_spec": None},
+        "rows": [{"n": 99}], "levels": dict(zip(("0.84", "0.9", "0.98"), chosen)),
+    }  # fmt: skip
+
+
+def test_a_sweep_of_limited_knowledge_is_a_block_of_its_own(tmp_path):
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep_of()))
+    (tmp_path / "figure.json").write_text(json.dumps({"schema": 1, "kind": "pca_curve"}))
+    lines, warnings = table_blocks.read(tmp_path)
+    assert not warnings and [line.block for line in lines] == ["transfer"]
+    (block,) = table_blocks.blocks_of(lines)
+    row = dict(zip(block.rows[0], block.rows[1]))
+    assert row["84 % wanted"] == "86.0 % at L2 3.21, k 5"
+    assert row["90 % wanted"] == "not reached"
+    assert row["C&W at the last"] == "95.0 % at L2 4.40"
+    assert (row["copy"], row["n"], row["paper"]) == ("same", "99", "98.0 %")
+    text = table_blocks.markdown([block])
+    assert text.count("| mnist |") == 1
+
+
 def test_damaged_and_foreign_files_are_named_and_left_out(folder):
     whole = record_of()
     lacking = copy.deepcopy(whole)
