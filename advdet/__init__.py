@@ -1,6 +1,6 @@
 """advdet: tells whether a detector of adversarial examples really works."""
 
-from advdet.benchmark import Evaluation, evaluate
+from advdet.benchmark import Evaluation, evaluate, sweep
 from advdet.defenses import Defense
 from advdet.detectors import DETECTORS, Detector
 from advdet.splits import Splits
@@ -18,4 +18,5 @@ __all__ = [
     "Outputs",
     "Splits",
     "evaluate",
+    "sweep",
 ]

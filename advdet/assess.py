@@ -29,6 +29,7 @@ def assess(
     goal: np.ndarray,
     targeted: bool,
     found: AttackResult,
+    reference: dict[str, Any],
     baseline_l2: float | None,
     seconds: dict[str, float],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -42,6 +43,7 @@ def assess(
       goal: [N] wanted classes, or true ones where not targeted.
       targeted: which of the two.
       found: [N] what the attack returned.
+      reference: of `reference_figures`.
       baseline_l2: mean L2 on the undefended classifier.
       seconds: {compile, run}.
     """
@@ -65,7 +67,7 @@ def assess(
         nearest=see(found.nearest_miss),
         noisy=noisy,
         squeezed=see(np.asarray(to_box(from_box(clean.images, _BOX), _BOX))),
-        reference=_reference(seed, victim, test.take(slice(max(len(goal), _REFERENCE_IMAGES)))),
+        reference=reference,
         clean_images=clean.images,
         labels=np.asarray(clean.labels),
         kind=defense.detector.kind,
@@ -106,8 +108,18 @@ def _with_noise(seed: int, clean: Batch, distance: np.ndarray) -> np.ndarray:
     return np.clip(clean.images + length * noise / norms, 0.0, 1.0).astype(np.float32)
 
 
-def _reference(seed: int, victim: FittedDefense, batch: Batch) -> dict[str, Any]:
-    """Accuracy and false positive rates over many clean test images, one draw each."""
+def reference_figures(seed: int, victim: FittedDefense, test: Batch) -> dict[str, Any]:
+    """Accuracy and false positive rates over many clean test images, one draw each.
+
+    Args:
+      seed: of the draws.
+      victim: the true defence.
+      test: the test split; its first 2,000 images are taken.
+
+    Returns:
+      {accuracy, false_positive_rate, n}.
+    """
+    batch = test.take(slice(_REFERENCE_IMAGES))
     root = jax.random.fold_in(jax.random.key(seed), _REFERENCE)
     key_logits, key_scores = jax.random.split(root)
     logits = classify_images(key_logits, victim.defense, batch.images, batch.ids)

@@ -29,6 +29,7 @@ class Settings(NamedTuple):
     operating_point: str
     confidence: float
     detector_margin: float
+    margin_rate: float | None
     attack_settings: dict[str, Any]
     lanes: int
     train_attack: str | None
@@ -135,6 +136,7 @@ def fill(
         operating_point=operating_point,
         confidence=float(confidence),
         detector_margin=float(detector_margin or 0.0),
+        margin_rate=margin_rate,
         attack_settings=_given(attack_settings),
         lanes=lanes or 0,
         train_attack=train_attack or ("carlini_wagner" if detector.needs_adversarial else None),

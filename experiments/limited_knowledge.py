@@ -98,29 +98,28 @@ def sweep(spec: str, settings: dict, confidences, rates, surrogate_spec: str | N
     for name in ("attack", "confidence", "detector_margin", "margin_rate"):
         settings.pop(name)
     command = evaluation.command("limited_knowledge")
-    tried, rows, runs = pairs(detector, confidences, rates), [], []
-    for pair in tried:
-        done = advdet.evaluate(detector, attack="ddn", command=command, **settings, **pair)
-        runs.append(done.arrays["ddn"])
-        rows.append(_row(pair, done.records["ddn"]))
+    tried = pairs(detector, confidences, rates)
+    done = advdet.sweep(tried, detector, attack="ddn", command=command, **settings)
+    runs = [each.arrays["ddn"] for each in done]
+    rows = [_row(pair, each.records["ddn"]) for pair, each in zip(tried, done)]
+    chosen = {level: cheapest(runs, level) for level in LEVELS}
+    indices = sorted({index for index in chosen.values() if index is not None})
+    own = dict(zip(indices, advdet.sweep(
+        [tried[index] for index in indices], detector, attack="carlini_wagner", command=command,
+        **settings,
+    )))  # fmt: skip
     levels = {}
-    for level in LEVELS:
-        index = cheapest(runs, level)
+    for level, index in chosen.items():
         levels[f"{level:g}"] = None
-        if index is None:
-            continue
-        report, distance = transferred(runs[index], _half(runs[index], 1))
-        done = advdet.evaluate(
-            detector, attack="carlini_wagner", command=command, **settings, **tried[index]
-        )
-        levels[f"{level:g}"] = {
-            **tried[index],
-            "transfer": report,
-            "mean_l2": distance,
-            "carlini_wagner": _row(tried[index], done.records["carlini_wagner"]),
-        }
-    run = dict(done.records[next(iter(done.records))]["run"])
-    run |= {"attack": "ddn", "surrogate_spec": surrogate_spec}
+        if index is not None:
+            transfer, distance = transferred(runs[index], _half(runs[index], 1))
+            levels[f"{level:g}"] = {
+                **tried[index],
+                "transfer": transfer,
+                "mean_l2": distance,
+                "carlini_wagner": _row(tried[index], own[index].records["carlini_wagner"]),
+            }
+    run = done[0].records["ddn"]["run"] | {"surrogate_spec": surrogate_spec}
     return {"schema": 1, "kind": "transfer", "run": run, "rows": rows, "levels": levels}
 
 

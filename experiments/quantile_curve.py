@@ -27,20 +27,15 @@ def main() -> None:
     from advdet.types import InputError
     from experiments import report
 
-    try:
-        values = sorted({float(z) for z in ZS.value})
-    except ValueError:
-        raise InputError(f"--z takes numbers with commas between them, not {ZS.value}") from None
+    values = sorted(set(evaluation.numbers("z", ZS.value)))
     settings = evaluation.settings()
     if settings.pop("objective") not in (None, "auto", "quantile"):
         raise InputError("the curve is one of the objective `quantile`; leave --objective away")
-    records = []
-    for z in values:
-        done = advdet.evaluate(
-            evaluation.DEFENSE.value, objective=f"quantile:z={z:g}",
-            command=evaluation.command("quantile_curve"), **settings,
-        )  # fmt: skip
-        records.append(list(done.records.values())[-1])
+    done = advdet.sweep(
+        [{"objective": f"quantile:z={z:g}"} for z in values], evaluation.DEFENSE.value,
+        command=evaluation.command("quantile_curve"), **settings,
+    )  # fmt: skip
+    records = [list(each.records.values())[-1] for each in done]
     print(report.curve("z", values, records))
     run = records[0]["run"]
     name = (

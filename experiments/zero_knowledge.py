@@ -37,12 +37,10 @@ def evaluate_one(spec: str) -> None:
     elif given is None and not weak and settings["preset"] != "smoke":
         confidences = [0.0, 10.0, 20.0, 40.0]
     command = evaluation.command("zero_knowledge")
-    evaluations = [
-        advdet.evaluate(
-            spec, threat_model="zero_knowledge", confidence=confidence, command=command, **settings
-        )
-        for confidence in confidences
-    ]
+    evaluations = advdet.sweep(
+        [{"confidence": confidence} for confidence in confidences], spec,
+        threat_model="zero_knowledge", command=command, **settings,
+    )  # fmt: skip
     print(report.table(evaluations[0]))
     name, path = list(evaluations[0].paths.items())[-1]
     records = [done.records[name] for done in evaluations]

@@ -10,7 +10,7 @@ import pytest
 from cli_tools import files_in
 
 import advdet
-from advdet import benchmark, crafting, detectors, paper, settings, training
+from advdet import cases, cells, crafting, detectors, paper, settings, training
 from advdet.attacks import driver
 from advdet.types import Classifier, InputError, Outputs
 
@@ -134,7 +134,7 @@ def test_limited_knowledge_attacks_a_surrogate_of_the_other_half(evaluate, split
         found, _ = training.train_classifier(data, half=half, **quick)
         return jax.tree.map(jnp.asarray, found)
 
-    monkeypatch.setattr(benchmark.training, "classifier_for", briefly)
+    monkeypatch.setattr(cases.training, "classifier_for", briefly)
     own = evaluate(Ink(), classifier=None, threat_model="limited_knowledge")
     assert halves == [("defender", "full"), ("attacker", "attacker")]
     attacker, _ = training.train_classifier(splits, half="attacker", **quick)
@@ -150,6 +150,21 @@ def test_limited_knowledge_attacks_a_surrogate_of_the_other_half(evaluate, split
     reached = arrays["success"] & arrays["clean_correct"]
     assert own.records["ddn"]["detection"]["n"] == reached.sum()
     assert arrays["classified_as_wanted"].sum() <= fooled.sum()
+    attack = own.records["ddn"]["attack"]
+    assert attack["own_success_rate"] == arrays["success"][arrays["clean_correct"]].mean()
+
+    # Without a detector it is the transfer between two classifiers.
+    bare = evaluate(
+        "none",
+        classifier=None,
+        threat_model="limited_knowledge",
+        surrogate=(attacker, detectors.NoDetector()),
+    )
+    found = bare.arrays["ddn"]
+    fooled = _predicted(attacker, found["image"]) == found["target_class"]
+    assert found["success"].any() and fooled[found["success"]].all()
+    assert bare.records["ddn"]["run"]["threat_model"] == "limited_knowledge"
+    assert bare.baseline is None
 
 
 def test_targets_are_what_their_names_say(evaluate, classifier, splits):
@@ -218,8 +233,8 @@ def test_a_detector_that_learns_from_adversarial_images_gets_them(
 def test_adversarial_images_that_change_no_label_are_refused(evaluate, monkeypatch):
     monkeypatch.setattr(crafting, "NUM_IMAGES", 8)
     monkeypatch.setattr(
-        benchmark.cells, "attack_images",
-        _with_failures(benchmark.cells.attack_images, of="training images"),
+        cells, "attack_images",
+        _with_failures(cells.attack_images, of="training images"),
     )  # fmt: skip
     with pytest.raises(InputError, match=r"ddn changed the label of only .*--train_attack"):
         evaluate(MeanDifference(), train_attack="ddn", threat_model="zero_knowledge")
@@ -315,7 +330,6 @@ def test_python_calls_with_bad_input_say_so_and_write_nothing(
         ),
         "logits are not finite on clean images": dict(classifier=broken),
         "has no native threshold; known: 0.01": dict(detector=Ink(), operating_point="native"),
-        "needs a detector to copy": dict(threat_model="limited_knowledge"),
     }
     for said, given in refused.items():
         given = {"detector": "none", "results_dir": tmp_path} | given
