@@ -18,7 +18,7 @@ def by_confidence(records) -> str:
     kind = "score"
     if records[0]["correction"] is not None:
         kind = "corrector"
-    elif records[0]["sets"] is not None or records[0]["detection"]["auc"] is None:
+    elif records[0].get("sets") is not None or records[0]["detection"]["auc"] is None:
         kind = "set"
     lines = {"score": _scores, "corrector": _corrections, "set": _sets}[kind](records)
     return "\n".join([*lines, ""])
@@ -67,7 +67,7 @@ def _corrections(records):
 def _sets(records):
     rows = [("sets rejected", "set size", "adversarial", "median p", "clean", "median p")]
     for record in records:
-        sets = record["sets"]
+        sets = record.get("sets")
         if sets is None:
             continue
         rows.append((

@@ -46,9 +46,9 @@ def table(evaluation) -> str:
     ]
     if run["operating_point"] != "none":
         lines += ["", *_detection(last)]
-    if last["correction"] is not None:
+    if last.get("correction") is not None:
         lines += ["", _correction(last["correction"])]
-    if last["sets"] is not None:
+    if last.get("sets") is not None:
         lines += ["", *_sets(last["sets"])]
     lines += ["", *_verdict(last)]
     return "\n".join(lines) + "\n"

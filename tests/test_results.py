@@ -20,7 +20,8 @@ from advdet.types import InputError
 pytest_plugins = ["cli_tools"]
 
 _KEYS = {
-    "schema", "run", "counts", "clean", "attack", "detection", "correction", "verdict",
+    "schema", "run", "counts", "clean", "attack", "detection", "controls",
+    "correction", "sets", "verdict",
     "intervals", "indicators", "paper", "seconds",
 }  # fmt: skip
 _JUDGE, _DRAWS = 0x4A55, 5
@@ -78,7 +79,7 @@ def test_a_record_has_the_schemas_keys_and_nothing_undefined(evaluated):
             np.testing.assert_array_equal(arrays[field], value)
         assert set(record["attack"]["success_rate"]) == {"misclassified", *records.POINTS}
         assert record["attack"]["success_rate"]["0.01"] is None
-        assert record["correction"] is None
+        assert record["correction"] is None and record["sets"] is None
         assert record["run"]["command"] == "by hand"
     record, _ = read_record(evaluation.baseline.paths["ddn"])
     assert record["attack"]["baseline_ratio"] is None
@@ -191,7 +192,8 @@ def _hash(
     given = dict(
         data=splits, preset="smoke", attack=None, objective=None, threat_model=threat_model,
         num_images=None, targets=None, operating_point=None, confidence=None,
-        detector_margin=None, lanes=None, train_attack=None, seed=0, attack_settings={},
+        detector_margin=None, margin_rate=None, lanes=None, train_attack=None, seed=0,
+        attack_settings={},
     )  # fmt: skip
     detector = detectors.from_spec(spec)
     name = detectors.name_of(detector)
