@@ -18,7 +18,7 @@ import sys
 _LOWEST, _HIGHEST = (3, 11), (3, 14)
 _JOBS = {
     "run": ["-m", "experiments.perfect_knowledge"],
-    "test": ["-m", "pytest"],
+    "test": ["-m", "pytest", "-n", "2", "--dist", "loadfile"],  # a file stays with one process
 }
 _DEFAULTS = {"run": ["--defense=dropout"], "test": []}
 
