@@ -17,8 +17,9 @@ from advdet.attacks import driver
 pytest_plugins = ["cli_tools"]
 
 _SMOKE = ("--dataset=mnist_5k", "--preset=smoke", "--defense=none")
-# Two images at once, so that they finish one after another.
-_QUICK = (*_SMOKE, "--attack=carlini_wagner", "--steps=400", "--num_images=24", "--lanes=1")
+# Two images at once, so that they finish one after another; enough of them for some saves.
+_N = 60
+_QUICK = (*_SMOKE, "--attack=carlini_wagner", "--steps=400", f"--num_images={_N}", "--lanes=1")
 _LONG = (
     *_SMOKE, "--attack=carlini_wagner", "--binary_search_steps=9", "--steps=1000",
     "--learning_rate=0.01", "--num_images=48", "--lanes=2",
@@ -50,7 +51,12 @@ def _kept(folder) -> int:
 
 
 def _wait_for(process, folder, more_than: int) -> int:
-    while process.poll() is None and _kept(folder) <= more_than:
+    """Waits until so many images are kept; the process stands still then, and must be continued."""
+    while process.poll() is None:
+        process.send_signal(signal.SIGSTOP)  # or it might be over before it gets its signal
+        if _kept(folder) > more_than:
+            break
+        process.send_signal(signal.SIGCONT)
         time.sleep(0.02)
     assert process.poll() is None, process.communicate()
     return _kept(folder)
@@ -77,12 +83,13 @@ def test_killed_then_stopped_by_ctrl_c_then_resumed_equals_an_uninterrupted_run(
     process = cli.popen(*words, "--resume")
     kept = _wait_for(process, tmp_path, kept)
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
     out, err = process.communicate()
     assert process.returncode == 130, err
     assert "Traceback" not in err and out == ""
-    assert "of 24 images are kept in" in err and "the same command with --resume goes on" in err
+    assert f"of {_N} images are kept in" in err and "the same command with --resume goes on" in err
     assert f"{next(tmp_path.rglob('*.partial.npz'))};" in err
-    assert kept <= _kept(tmp_path) < 24
+    assert kept <= _kept(tmp_path) < _N
     assert not list(tmp_path.rglob("*.json"))
 
     ran = cli(*words, "--resume")
