@@ -263,6 +263,26 @@ def init(key: jax.Array, net: nn.Module, image_shape: tuple[int, int, int]) -> C
     return Classifier(variables, NetApply(net))
 
 
+def without_rescaling(classifier: Classifier) -> Classifier:
+    """Our networks as the paper's script thins them: kept units are not divided by 1 - rate.
+
+    Dropout comes last before the final, linear layer, so halving that layer's kernel is the same.
+    Only calls with a key mean anything.
+
+    Raises:
+      InputError: the classifier is not one of these networks.
+    """
+    if not isinstance(classifier.apply, NetApply):
+        raise InputError(
+            "rescale=0 is the slip of the paper's script on its own networks; this classifier is "
+            "another"
+        )
+    params = classifier.variables["params"]
+    logits = params["logits"] | {"kernel": params["logits"]["kernel"] * 0.5}
+    variables = classifier.variables | {"params": params | {"logits": logits}}
+    return Classifier(variables, classifier.apply)
+
+
 def net_for(
     dataset: str, num_classes: int, image_shape: tuple[int, int, int] | None = None
 ) -> nn.Module:

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from advdet import nets
-from advdet.types import InputError
+from advdet.types import Classifier, InputError
 
 CASES = list(itertools.product((1, 3, 5), (1, 2), ("SAME", "VALID")))
 NETS = {
@@ -176,3 +176,21 @@ def test_net_for_chooses_by_name_and_channels():
     assert nets.net_for("cifar10", 10) == nets.ResNet32(10)
     assert nets.net_for("photos", 4, (32, 32, 3)) == nets.ResNet32(4)
     assert nets.net_for("mnist_5k", 10, (28, 28, 1)) == nets.MnistNet(10)
+
+
+def test_without_rescaling_kept_units_are_taken_as_they_are(classifier):
+    """W m h / (1 - rate) + b against W m h + b, at rate 0.5 and with b = 3."""
+    params = classifier.variables["params"]
+    logits = params["logits"] | {"bias": jnp.full_like(params["logits"]["bias"], 3.0)}
+    variables = classifier.variables | {"params": params | {"logits": logits}}
+    classifier = Classifier(variables, classifier.apply)
+    images = images_for(classifier, 2)
+    rescaled = compiled(classifier)(images, jax.random.key(3)).logits - 3.0
+    halved = nets.without_rescaling(classifier)
+    plain = compiled(halved)(images, jax.random.key(3)).logits - 3.0
+    np.testing.assert_allclose(2.0 * plain, rescaled, rtol=1e-4, atol=1e-5)
+
+
+def test_another_classifier_than_ours_has_no_such_form():
+    with pytest.raises(InputError, match="this classifier is another"):
+        nets.without_rescaling(Classifier((), lambda variables, images, key: None))

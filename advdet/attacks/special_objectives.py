@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from advdet.attacks.goals import Goals, Objective, margin
+from advdet.nets import without_rescaling
 from advdet.statistics import rbf_kernel
 
 
@@ -19,14 +20,15 @@ class DropoutNetworks(Objective):
     """K networks thinned by dropout, all to be fooled; the detector is not looked at.
 
     The loss is the mean of the networks' hinges; success is counted when a share of them gives the
-    wanted label with the confidence. Masks are inverted dropout's (divided by 1 - rate), as in the
-    defence; the paper's script leaves that out. One set of masks for all images where fixed.
+    wanted label with the confidence. One set of masks for all images where fixed.
 
     Attributes:
       mask_seed: seed of the fixed masks.
       share: networks that must be fooled, of all.
       num_networks: K in the paper.
       fresh: new masks at each step (expectation over transformation) instead of fixed ones.
+      rescale: kept units are divided by 1 - rate, as in the defence; the paper's script leaves that
+        out (0), and so attacks networks of half the activation.
 
     Source: Carlini & Wagner 2017, section 6.1; Athalye et al. 2018 for `fresh`.
     """
@@ -35,12 +37,14 @@ class DropoutNetworks(Objective):
     share: float = 0.7
     num_networks: int = dataclasses.field(default=20, metadata={"static": True})
     fresh: bool = dataclasses.field(default=False, metadata={"static": True})
+    rescale: int = dataclasses.field(default=1, metadata={"static": True})
 
     def __call__(self, key, defense, image, target):
         keys = jax.random.split(
             key if self.fresh else jax.random.key(self.mask_seed), self.num_networks
         )
-        one = lambda k: margin(defense.classifier(image[None], k).logits[0], target, self.targeted)
+        thinned = defense.classifier if self.rescale else without_rescaling(defense.classifier)
+        one = lambda k: margin(thinned(image[None], k).logits[0], target, self.targeted)
         margins = jax.vmap(one)(keys) + self.confidence
         needed = jnp.ceil(self.share * self.num_networks - 1e-4).astype(jnp.int32)
         decisive = jnp.sort(margins)[needed - 1]
