@@ -57,7 +57,16 @@ class Binary(Detector):
         )
         net = nets.net_for("", 1, rows.images.shape[1:])
         loss = learning.BinaryLoss(net)
-        return learning.train_network(key, "binary", self, net, loss, rows, data, self.epochs)
+        return learning.train_network(
+            key,
+            "binary",
+            self,
+            net,
+            loss,
+            rows,
+            data,
+            learning.careful_recipe_for(net, self.epochs),
+        )
 
     def score(
         self, key: jax.Array, fitted: PyTree, classifier: Classifier, images: jax.Array

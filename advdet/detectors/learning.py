@@ -7,11 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from advdet import fitting, nets, plans, results, training
 from advdet.detectors.base import Detector
 from advdet.recipes import Recipe
-from advdet.types import Batch, FitData, PyTree
+from advdet.types import Batch, FitData, InputError, PyTree
+
+_STARTS = 3
+_LEARNED = 0.02  # accuracy above that of the commonest label
 
 
 def binary_cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -50,6 +54,18 @@ def recipe_for(net: Any, epochs: int) -> Recipe:
     """The recipe of the classifiers of this kind, for so many epochs."""
     kind = "cifar10" if isinstance(net, nets.ResNet32) else "mnist"
     return dataclasses.replace(plans.PLANS[kind, "fast"].recipe, epochs=epochs)
+
+
+def careful_recipe_for(net: Any, epochs: int) -> Recipe:
+    """The same for a network that is to tell adversarial images from clean ones.
+
+    With the classifiers' rate the network without normalisation stalled from some starts: one
+    logit, the same for all images. The paper's script takes this rate with Nesterov's momentum.
+    """
+    recipe = recipe_for(net, epochs)
+    if isinstance(net, nets.ResNet32):
+        return recipe
+    return dataclasses.replace(recipe, learning_rate=0.01, nesterov=True)
 
 
 def fit(
@@ -98,9 +114,12 @@ def train_network(
     loss: fitting.LossFn,
     rows: Batch,
     data: FitData,
-    epochs: int,
+    recipe: Recipe,
 ) -> dict[str, PyTree]:
-    """Trains a network of its own for a detector, by the classifiers' recipe.
+    """Trains a network of its own for a detector.
+
+    A training that has learned nothing, not even on its own images, begins again from another
+    start; some networks without normalisation stall.
 
     Args:
       key: consumed.
@@ -110,18 +129,29 @@ def train_network(
       loss: of that network.
       rows: what is learned from, well mixed where it has BatchNorm.
       data: see `fit`.
-      epochs: passes over `rows`.
+      recipe: see `fit`.
 
     Returns:
       Its variables, NumPy arrays.
+
+    Raises:
+      InputError: it learned nothing from any start.
     """
-    key_start, key_fit = jax.random.split(key)
-    start = nets.init(key_start, net, rows.images.shape[1:])
-    state = start.variables.get("batch_stats", {})
-    recipe = recipe_for(net, epochs)
-    found = fit(key_fit, name, detector, recipe, loss, start.variables["params"], state, rows, data)
-    trained = dataclasses.replace(start, variables=variables(found.params, found.state))
-    return jax.device_get(training.reestimate_statistics(trained, rows.images).variables)
+    commonest = float(np.bincount(np.asarray(rows.labels)).max() / len(rows.labels))
+    for start_number, key_start in enumerate(jax.random.split(key, _STARTS), 1):
+        key_init, key_fit = jax.random.split(key_start)
+        start = nets.init(key_init, net, rows.images.shape[1:])
+        state, params = start.variables.get("batch_stats", {}), start.variables["params"]
+        called = name if start_number == 1 else f"{name} start {start_number}"
+        found = fit(key_fit, called, detector, recipe, loss, params, state, rows, data)
+        if found.metrics["accuracy"] > commonest + _LEARNED:
+            trained = dataclasses.replace(start, variables=variables(found.params, found.state))
+            return jax.device_get(training.reestimate_statistics(trained, rows.images).variables)
+    raise InputError(
+        f"{name} learned nothing from {_STARTS} starts: its last training says right what "
+        f"{found.metrics['accuracy']:.1%} of its images are, and giving them all the commonest "
+        f"label does for {commonest:.1%}; train it for more epochs, or on another --train_attack"
+    )
 
 
 def num_outputs(fitted: PyTree) -> int:

@@ -67,7 +67,14 @@ class OutlierClass(Detector):
         net = nets.net_for("", classes + 1, shape)
         loss = training.ClassifierLoss(net)
         return learning.train_network(
-            key, "outlier_class", self, net, loss, rows, data, self.epochs
+            key,
+            "outlier_class",
+            self,
+            net,
+            loss,
+            rows,
+            data,
+            learning.careful_recipe_for(net, self.epochs),
         )
 
     def joined_logits(self, fitted: PyTree, classifier: Classifier, images: jax.Array) -> jax.Array:

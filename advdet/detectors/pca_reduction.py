@@ -116,7 +116,7 @@ class PcaReduction(Detector):
         rows = data.train._replace(images=inputs)
         loss = training.ClassifierLoss(net)
         return basis | learning.train_network(
-            key, "pca_reduction", self, net, loss, rows, data, self.epochs
+            key, "pca_reduction", self, net, loss, rows, data, learning.recipe_for(net, self.epochs)
         )
 
     def logits(
