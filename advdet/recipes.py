@@ -28,6 +28,7 @@ class Recipe:
       weight_decay: L2 penalty's gradient is weight_decay * weight, on arrays of at least
         `decay_ndim` axes (2: all kernels, 4: those of convolutions).
       decay_ndim: see weight_decay.
+      clip_norm: longer gradients are cut to this global norm, before weight decay; 0 cuts none.
       average: decay of the moving average of the weights that `fit` returns; 0 returns the last.
     """
 
@@ -40,6 +41,7 @@ class Recipe:
     nesterov: bool = False
     weight_decay: float = 0.0
     decay_ndim: int = 2
+    clip_norm: float = 0.0
     average: float = 0.0
 
 
@@ -69,12 +71,15 @@ def learning_rate(recipe: Recipe, steps_per_epoch: int) -> Callable[[jax.Array],
 
 
 def optimizer(recipe: Recipe, steps_per_epoch: int) -> optax.GradientTransformation:
-    """SGD with the recipe's schedule, momentum and weight decay."""
+    """SGD with the recipe's schedule, momentum, clipping and weight decay."""
 
     def decays(params):
         return jax.tree.map(lambda leaf: leaf.ndim >= recipe.decay_ndim, params)
 
     sgd = optax.sgd(learning_rate(recipe, steps_per_epoch), recipe.momentum, recipe.nesterov)
-    if not recipe.weight_decay:
-        return sgd
-    return optax.chain(optax.add_decayed_weights(recipe.weight_decay, mask=decays), sgd)
+    parts = [sgd]
+    if recipe.weight_decay:
+        parts.insert(0, optax.add_decayed_weights(recipe.weight_decay, mask=decays))
+    if recipe.clip_norm:
+        parts.insert(0, optax.clip_by_global_norm(recipe.clip_norm))
+    return parts[0] if len(parts) == 1 else optax.chain(*parts)

@@ -104,8 +104,8 @@ def test_the_extra_class_s_score_is_its_logit_above_the_best_other():
 def test_the_extra_class_learns_from_as_many_adversarial_rows_as_clean_ones(monkeypatch):
     seen = {}
 
-    def remember(key, name, detector, net, loss, rows, data, epochs):
-        seen.update(rows=rows, net=net, epochs=epochs)
+    def remember(key, name, detector, net, loss, rows, data, recipe):
+        seen.update(rows=rows, net=net, epochs=recipe.epochs)
 
     monkeypatch.setattr(learning, "train_network", remember)
     data = learned_toys.data(train=30)
@@ -147,6 +147,29 @@ def test_a_training_taken_up_again_ends_with_the_same_bits_and_knows_its_data(tm
         fit(data._replace(adversarial_train=darker))
 
 
+@pytest.mark.parametrize("stalls", [0, 1, 2, 3])
+def test_a_training_that_learns_nothing_begins_anew(monkeypatch, stalls):
+    """Half the rows are marked, so that 50 % are right by one answer for all."""
+    tried = []
+
+    def fit(key, name, detector, recipe, loss, params, state, rows, data):
+        tried.append((name, jax.random.key_data(key).tolist()))
+        accuracy = 0.51 if len(tried) <= stalls else 0.9
+        return fitting.Fitted(params, state, {"accuracy": accuracy})
+
+    monkeypatch.setattr(learning, "fit", fit)
+    train = lambda: SMALL["binary"].fit(jax.random.key(0), None, learned_toys.data())
+    if stalls == 3:
+        with pytest.raises(InputError, match="51.0%.*commonest label does for 50.0%"):
+            train()
+    else:
+        fitted = train()
+        assert set(fitted["params"]) >= {"conv1", "logits"}
+    names = ["binary", "binary start 2", "binary start 3"]
+    assert [name for name, _ in tried] == names[: min(stalls + 1, 3)]
+    assert len({str(key) for _, key in tried}) == len(tried)
+
+
 def test_the_binary_score_is_the_network_s_logit():
     images, fitted = fresh()[0], fitted_toy("binary")
     net = nets.NetApply(nets.MnistNet(1))
@@ -157,6 +180,7 @@ def test_the_binary_score_is_the_network_s_logit():
 def test_a_network_with_batch_statistics_keeps_those_of_all_its_rows(monkeypatch):
     small = lambda dataset, outputs, image_shape: nets.ResNet32(outputs, blocks=0)
     monkeypatch.setattr(nets, "net_for", small)
+    monkeypatch.setattr(learning, "_LEARNED", -1.0)  # it need not, here
     data = learned_toys.data()
     fitted = Binary(epochs=1).fit(jax.random.key(1), None, data)
     images = np.concatenate([data.train.images, data.adversarial_train.images])
