@@ -127,6 +127,22 @@ def test_weight_decay_spares_vectors():
     np.testing.assert_array_equal(fitted.params["bias"], 1.0)
 
 
+@pytest.mark.parametrize("clip_norm, step", [(0.0, 5.0), (10.0, 5.0), (1.0, 1.0)])
+def test_long_gradients_are_cut_over_all_arrays_and_before_weight_decay(clip_norm, step):
+    """The gradient (3, 4) has norm 5, over two arrays; decay 0.5 of weight 1 comes on top."""
+    loss = lambda params, state, key, batch: (
+        (3 * params["a"] + 4 * params["b"]).sum() + 0.0 * batch["x"].sum(), (state, {}),
+    )  # fmt: skip
+    params = {"a": jnp.ones((1, 1)), "b": jnp.ones((1, 1))}
+    recipe = Recipe(epochs=1, batch_size=4, schedule="constant", momentum=0.0, weight_decay=0.5,
+                    clip_norm=clip_norm)  # fmt: skip
+    data = {"x": np.zeros((4, 1), np.float32)}
+    fitted = fitting.fit(jax.random.key(0), recipe, loss, params, {}, data)
+    for name, share in (("a", 0.6), ("b", 0.8)):
+        wanted = 1 - 0.1 * (step * share + 0.5)
+        np.testing.assert_allclose(fitted.params[name], [[wanted]], rtol=1e-6)
+
+
 def test_micro_batches_add_up_to_the_whole_batch():
     data = separable(128)
     one_step = Recipe(epochs=1, batch_size=128, schedule="constant", momentum=0.0)
