@@ -29,6 +29,7 @@ import numpy as np
 from advdet import statistics
 from advdet.detectors import learned_rows
 from advdet.detectors.base import Detector
+from advdet.order_statistics import order_statistics
 from advdet.types import Classifier, FitData, PyTree
 
 _AUTOMATIC = (("conv1", "conv2", "conv3"), ("ad1", "ad2", "ad3", "ad4"))
@@ -60,14 +61,14 @@ def describe(values: jax.Array) -> jax.Array:
 
     Source: Carlini & Wagner 2017, section 4.3; Li & Li 2016.
     """
-    ranked = jnp.sort(values, axis=1)
     last = values.shape[1] - 1
+    below = [int(share * last) for share in _QUARTILES]
+    ranks = (0, *(rank for low in below for rank in (low, min(low + 1, last))), last)
+    ranked = order_statistics(values, ranks)
     parts = [jnp.mean(jnp.abs(values), axis=1), ranked[:, 0]]
-    for share in _QUARTILES:
-        below = int(share * last)
-        weight = share * last - below
-        above = min(below + 1, last)
-        parts.append((1.0 - weight) * ranked[:, below] + weight * ranked[:, above])
+    for place, (share, low) in enumerate(zip(_QUARTILES, below)):
+        weight = share * last - low
+        parts.append((1.0 - weight) * ranked[:, 2 * place + 1] + weight * ranked[:, 2 * place + 2])
     return jnp.concatenate([*parts, ranked[:, -1]], axis=-1)
 
 
