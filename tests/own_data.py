@@ -41,3 +41,10 @@ def linear(half: str = "full") -> tuple[np.ndarray, np.ndarray]:
         train.images.reshape(len(train.labels), -1), train.labels
     )
     return found.coef_.T.astype(np.float32), found.intercept_.astype(np.float32)
+
+
+@functools.cache
+def jax_classifier(half: str = "full") -> advdet.Classifier:
+    """The linear classifier as a plain JAX function."""
+    weights, bias = linear(half)
+    return advdet.Classifier.from_function(lambda x: x.reshape(len(x), -1) @ weights + bias)

@@ -36,7 +36,7 @@ def test_a_stranger_s_detector_under_each_threat_model(framework, threat_model, 
     done = advdet.evaluate(
         module.detector, classifier=classifier, data=own_data.splits(), threat_model=threat_model,
         surrogate=surrogate, attack="ddn", steps=40, num_images=16, operating_point=0.05,
-        results_dir=folder / framework, progress=False,
+        results_dir=folder, progress=False,
     )  # fmt: skip
     record = done.records["ddn"]
     assert record["run"]["threat_model"] == threat_model

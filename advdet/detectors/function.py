@@ -75,14 +75,11 @@ class FunctionDetector(Detector):
         if fit is None:
             return ()
         key, seed_key = jax.random.split(key)
-        found = functions.call(
-            fit, "fit",
-            {"images": np.asarray(data.train.images), "labels": np.asarray(data.train.labels)},
-            {
-                "key": key, "classifier": classifier, "data": data,
-                "seed": int(jax.random.randint(seed_key, (), 0, 2**31 - 1)),
-            },
-        )  # fmt: skip
+        seed = int(jax.random.randint(seed_key, (), 0, 2**31 - 1))
+        ours = {"images": np.asarray(data.train.images), "labels": np.asarray(data.train.labels)}
+        others = {"key": key, "seed": seed, "classifier": classifier, "data": data}
+        with functions.foreign_code():
+            found = functions.call(fit, "fit", ours, others)
         # What a callback works with is handed to it as it is: an argument of a compiled program
         # would be copied at each call.
         if getattr(score_fn, "on_host", False) or not all(map(_is_array, jax.tree.leaves(found))):
