@@ -301,7 +301,8 @@ def surrogate_gradient(fn: Callable, gradient: Callable | str | None) -> Callabl
 
     def backward(kept, pull):
         images, others = kept
-        _, pull_back = jax.vjp(gradient, images)
+        with functions.foreign_code():  # run later than `fn`, out of reach of what surrounds it
+            _, pull_back = jax.vjp(gradient, images)
         return *pull_back(pull), *(None for _ in others)
 
     both.defvjp(forward, backward)

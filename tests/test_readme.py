@@ -51,7 +51,7 @@ def _small(detector, **given):
 _EVALUATE = advdet.evaluate
 
 
-@pytest.mark.parametrize("number, yours", enumerate([_jax, _torch, _keras, _jax]))
+@pytest.mark.parametrize("number, yours", list(enumerate([_jax, _torch, _keras, _jax])))
 def test_a_quickstart_runs(number, yours, tmp_path, monkeypatch, capsys):
     arrays = {f"{axis}_{what}": values for what, pair in own_data.arrays().items()
               for axis, values in zip("xy", pair)}  # fmt: skip

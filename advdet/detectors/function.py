@@ -104,6 +104,7 @@ class FunctionDetector(Detector):
 
 
 def _is_array(leaf) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, int)) and (
-        np.asarray(leaf).dtype.kind in "biuf" if not isinstance(leaf, jax.Array) else True
-    )
+    if isinstance(leaf, jax.Array):
+        return True
+    numbers = isinstance(leaf, (np.ndarray, np.generic, float, int))
+    return numbers and np.asarray(leaf).dtype.kind in "biuf"
