@@ -1,5 +1,6 @@
 """advdet: tells whether a detector of adversarial examples really works."""
 
+from advdet import bridges
 from advdet.benchmark import Evaluation, evaluate, sweep
 from advdet.defenses import Defense
 from advdet.detectors import DETECTORS, Detector
@@ -17,6 +18,7 @@ __all__ = [
     "InputError",
     "Outputs",
     "Splits",
+    "bridges",
     "evaluate",
     "sweep",
 ]

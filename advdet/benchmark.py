@@ -18,7 +18,10 @@ import numpy as np
 from advdet import cases, datasets, detectors, results, settings
 from advdet.cases import Evaluation
 from advdet.detectors import Detector
+from advdet.detectors.function import FunctionDetector
 from advdet.splits import Splits
+from advdet.splits import check as check_splits
+from advdet.threat_models import NO_SURROGATE
 from advdet.types import Classifier, InputError
 
 __all__ = ["Evaluation", "evaluate", "sweep"]
@@ -115,19 +118,35 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
     name = detectors.name_of(detector)
     given = {**_DEFAULTS, **given}
     data, threat_model = given["data"], given["threat_model"]
+    changes = [_with_attack(detector, {**given, **change}, change) for change in changes]
     plans = [_plan(name, detector, {**given, **change}) for change in changes]
     if given["surrogate"] is not None and threat_model != "limited_knowledge":
         raise InputError(f"{threat_model} has no use for a surrogate; leave it out")
+    if threat_model == "limited_knowledge" and given["surrogate"] is None:
+        if isinstance(detector, FunctionDetector) and not detector.learns:
+            raise InputError(NO_SURROGATE)
     if given["results_dir"] is not None:
         results.check_writable(given["results_dir"])
     splits = data
-    if not isinstance(data, Splits):
+    if isinstance(data, Splits):
+        check_splits(data)
+    else:
         splits = datasets.load(data, given["data_source"], given["data_dir"])
     plans = [settings.for_data(plan, splits) for plan in plans]
     kept = ("classifier", "threat_model", "surrogate", "results_dir", "resume", "command",
             "progress")  # fmt: skip
     case = cases.prepare(detector, name, splits, plans[0], **{word: given[word] for word in kept})
     return [cases.attack_case(case, plan) for plan in plans]
+
+
+def _with_attack(detector: Detector, given: dict[str, Any], change: dict[str, Any]) -> dict:
+    """The change with an attack that this detector can be attacked by."""
+    surrogate = given["surrogate"]
+    classifier, shown = surrogate or (given["classifier"], detector)
+    attack = settings.attack_for(
+        given["attack"], given["preset"], given["threat_model"], shown, classifier
+    )
+    return change if attack == given["attack"] else {**change, "attack": attack}
 
 
 def _plan(name: str, detector: Detector, given: dict[str, Any]) -> settings.Settings:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import cells, records, results, settings, training
+from advdet import cells, inputs, records, results, settings, training
 from advdet.assess import assess, reference_figures
 from advdet.attacks import presets
 from advdet.attacks.base import AttackResult
@@ -153,6 +153,8 @@ def prepare(
     if classifier is None:
         classifier = training.classifier_for(splits, half=half, progress=progress)
     check_classifier(classifier, splits)
+    if progress and (warning := inputs.accuracy_warning(classifier, splits)):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
     copy = None
     if limited:
         if surrogate is None:
@@ -161,24 +163,28 @@ def prepare(
             surrogate = other, detector
         check_classifier(surrogate[0], splits)
         copy = fit(surrogate[1], surrogate[0], half="attacker")
+    victim = fit(detector, classifier, half=half)
+    for fitted in filter(None, (victim, copy)):
+        inputs.check_score(fitted.defense, splits)
     return Case(
-        splits, defense_name, threat_model, classifier, fit(detector, classifier, half=half), copy,
+        splits, defense_name, threat_model, classifier, victim, copy,
         plan.seed, results_dir, resume, command, progress,
     )  # fmt: skip
 
 
 def check_classifier(classifier: Classifier, splits: Splits) -> None:
-    """Refuses a classifier that gives probabilities, or another number of classes.
+    """Refuses a classifier that gives probabilities, or another number of classes, or wavers.
 
     Raises:
       InputError: it does.
     """
     images = splits.threshold.images[:100]
-    logits = np.asarray(classifier(images).logits)
+    logits = inputs.logits_of(classifier, images)
     if logits.shape != (len(images), splits.num_classes):
         raise InputError(
             f"the classifier gives an array of shape {logits.shape} for {len(images)} images of "
             f"{splits.name}; wanted [{len(images)}, {splits.num_classes}] logits"
+            f"{inputs.class_hint(logits, splits)}"
         )
     if not np.isfinite(logits).all():
         raise InputError("the classifier's logits are not finite on clean images")
@@ -188,6 +194,7 @@ def check_classifier(classifier: Classifier, splits: Splits) -> None:
             "through a softmax vanish and any detector would look strong; return what goes into "
             "the softmax"
         )
+    inputs.check_classifier_is_steady(classifier, images, logits)
 
 
 def attack_case(case: Case, plan: Settings) -> Evaluation:

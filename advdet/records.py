@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from advdet import checkpoints, metrics, paper, results
+from advdet import checkpoints, metrics, nets, paper, results
 from advdet.attacks.base import AttackResult
-from advdet.defenses import Defense
+from advdet.defenses import Defense, classify_images, score_images
+from advdet.detectors import DETECTORS
 from advdet.judge import Judgement
 from advdet.results import SCHEMA
 from advdet.splits import Splits
@@ -61,10 +62,10 @@ def run_part(
         "seed": plan.seed,
         "lanes": plan.lanes,
         "splits": splits.hashes,
-        "classifier": fingerprint(defense.classifier),
+        "classifier": fingerprint(defense.classifier, splits.test.images),
         "surrogate": surrogate
         and {
-            "classifier": fingerprint(surrogate.classifier),
+            "classifier": fingerprint(surrogate.classifier, splits.test.images),
             "detector": dataclasses.asdict(surrogate.detector),
         },
         "settings": {
@@ -79,6 +80,10 @@ def run_part(
             "attack": attack_settings,
         },
     }
+    if type(defense.detector) not in DETECTORS.values():  # its code may be another by now
+        hashed["answers"] = [
+            shown and answers(shown, splits.test.images) for shown in (defense, surrogate)
+        ]
     given = None if isinstance(plan.targets, str) else [int(t) for t in plan.targets]
     kinds = [f"{type(d.detector).__module__}.{type(d.detector).__qualname__}"
              for d in (defense, surrogate) if d is not None]  # fmt: skip
@@ -96,10 +101,37 @@ def run_part(
     return {"command": command, **hashed, **unhashed}
 
 
-def fingerprint(classifier: Classifier) -> str:
-    """Sixteen hex digits of a classifier's weights."""
+def fingerprint(classifier: Classifier, images: np.ndarray | None = None) -> str:
+    """Sixteen hex digits of a classifier: of its weights and, unless its code is advdet's, answers.
+
+    Args:
+      classifier: any.
+      images: [N, H, W, C] of the data that it is used on; the first few are asked for.
+    """
     leaves = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(classifier.variables))}
+    if images is not None and not isinstance(classifier.apply, nets.NetApply):
+        leaves["answers"] = np.asarray(classifier(_probes(images)).logits)
     return results.digest(leaves)[:16]
+
+
+def answers(defense: Defense, images: np.ndarray) -> str:
+    """Sixteen hex digits of what a defence says about a few images, with keys that are fixed.
+
+    Args: as those of `fingerprint`.
+    """
+    probes = _probes(images)
+    ids, key = np.arange(len(probes)), jax.random.key(0)
+    said = {"logits": classify_images(key, defense, probes, ids)}
+    if defense.detector.kind == "score":
+        said["scores"] = score_images(key, defense, probes, ids)
+    return results.digest(said)[:16]
+
+
+def _probes(images: np.ndarray) -> np.ndarray:
+    """Some of the images, and as many of noise, where classifiers that agree on data differ."""
+    real = np.asarray(images[:16], np.float32)
+    noise = np.random.RandomState(0).uniform(0, 1, (16, *real.shape[1:]))
+    return np.concatenate([real, noise.astype(np.float32)])
 
 
 def build(

@@ -12,8 +12,9 @@ from advdet.attacks import objectives, presets
 from advdet.detectors import Detector
 from advdet.splits import Splits
 from advdet.threat_models import THREAT_MODELS
-from advdet.types import InputError
+from advdet.types import Classifier, InputError
 
+_GRADIENT_FREE = ("square",)
 TARGETS = ("random", "untargeted", "least_likely", "nearest", "paper")
 
 
@@ -144,6 +145,38 @@ def fill(
     )
     make_objective(plan, name)  # refuses what it does not know, before anything is loaded
     return plan
+
+
+def attack_for(
+    attack: str | None,
+    preset: str,
+    threat_model: str,
+    shown: Detector,
+    classifier: Classifier | None,
+) -> str | None:
+    """The attack to run: the one asked for, or one without gradients where there are none.
+
+    Args:
+      attack, preset, threat_model, classifier: of `benchmark.evaluate`.
+      shown: the detector that the attacker is shown.
+
+    Raises:
+      InputError: the one asked for needs gradients that are not there.
+    """
+    apply = getattr(classifier, "apply", None)
+    lacking = "the classifier" if not getattr(apply, "differentiable", True) else None
+    if threat_model != "zero_knowledge" and not shown.differentiable:
+        lacking = "this detector's score"
+    if lacking is None or attack in _GRADIENT_FREE:
+        return attack
+    there = [name for name in _GRADIENT_FREE if name in presets.ATTACKS]
+    if there and attack is None and preset != "paper":
+        return there[0]
+    raise InputError(
+        f"{lacking} has no gradient to follow, which {attack or 'the default'} needs: take an "
+        f"attack without gradients (attack={_GRADIENT_FREE[0]!r}), or give it a stand-in "
+        "(bridges.numpy_score(fn, gradient=...))"
+    )
 
 
 def _has_native(detector: Detector) -> bool:

@@ -7,6 +7,7 @@ as `fitted`. Detectors are equal by value, so two defences of one kind share one
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -62,6 +63,40 @@ class Detector:
         """The threshold that the detector's paper gives, None where it gives none."""
         del fitted
         return None
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has a `fit` of its own."""
+        return type(self).fit is not Detector.fit
+
+    @staticmethod
+    def from_function(
+        score_fn: Callable,
+        *,
+        differentiable: bool | None = None,
+        random: bool | None = None,
+        fit: Callable | None = None,
+        name: str | None = None,
+    ) -> Detector:
+        """A detector from a plain JAX function; `advdet.bridges` makes one of other code.
+
+        Args:
+          score_fn: images [B, H, W, C] in [0, 1] -> suspicion [B], higher is more suspicious. By
+            parameters of these names it also gets `classifier` (the defended one), `fitted` (what
+            `fit` returned) and `key` (for its random draws).
+          differentiable: whether it has useful gradients (None: what it says of itself, else yes).
+          random: whether it draws random numbers (None: whether it takes a key).
+          fit: training images [N, H, W, C], labels [N] -> what the score needs: a pytree of arrays,
+            or any object. By name it also gets `key`, `seed` (a whole number from it), `classifier`
+            and `data` (the whole `FitData`). None where nothing is to be fitted, or all is.
+          name: what results are filed under (default: the function's own).
+
+        Raises:
+          InputError: a parameter that nothing is known for, or a name that is no word.
+        """
+        from advdet.detectors.function import FunctionDetector  # a subclass
+
+        return FunctionDetector.of(score_fn, differentiable, random, fit, name)
 
 
 @dataclasses.dataclass(frozen=True)
