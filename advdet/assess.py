@@ -56,10 +56,7 @@ def assess(
     noisy = None
     if succeeded.any():
         noisy = see(_with_noise(seed, clean, found.distance)).take(succeeded)
-    record = records.build(
-        run=run,
-        thresholds=victim.thresholds,
-        found=found,
+    judged = records.Judged(
         clean=labelled,
         adversarial=adversarial,
         rounded=see(images_8bit),
@@ -67,6 +64,12 @@ def assess(
         nearest=see(found.nearest_miss),
         noisy=noisy,
         squeezed=see(np.asarray(to_box(from_box(clean.images, _BOX), _BOX))),
+    )
+    record = records.build(
+        run=run,
+        thresholds=victim.thresholds,
+        found=found,
+        judged=judged,
         reference=reference,
         clean_images=clean.images,
         labels=np.asarray(clean.labels),
