@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from advdet import checkpoints, metrics, paper, results
+from advdet import checkpoints, indicators, metrics, paper, results
 from advdet.attacks.base import AttackResult
 from advdet.defenses import Defense
+from advdet.detectors import Detector
 from advdet.judge import Judgement
+from advdet.probes import Probe
 from advdet.results import SCHEMA
 from advdet.splits import Splits
 from advdet.types import Classifier
@@ -124,6 +126,21 @@ class Judged(NamedTuple):
     squeezed: Judgement
 
 
+class Checks(NamedTuple):
+    """What was looked at beside the attack.
+
+    Attributes:
+      probe: gradients, and what one step does.
+      alone: [N] bool, the same attack reaches the label with the detector's goal left out; False
+        where this is not known.
+      more: indicators that are known already, by name.
+    """
+
+    probe: Probe
+    alone: np.ndarray
+    more: dict[str, Any]
+
+
 def build(
     *,
     run: dict[str, Any],
@@ -133,9 +150,10 @@ def build(
     reference: dict[str, Any],
     clean_images: np.ndarray,
     labels: np.ndarray,
-    kind: str,
+    detector: Detector,
     sets: Callable[[np.ndarray], dict[str, Any] | None],
-    baseline_l2: float | None,
+    baseline: dict[str, Any] | None,
+    checks: Checks,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The record of one attack on one defence.
@@ -148,24 +166,25 @@ def build(
       reference: {accuracy, false_positive_rate, n} on many clean test images.
       clean_images: [N, H, W, C].
       labels: [N] true classes.
-      kind: of the detector.
+      detector: the judged defence's.
       sets: tests sets drawn from given rows [N] bool; called for detectors of kind "set".
-      baseline_l2: mean L2 on the undefended classifier, same attack and targets.
-      seconds: {compile, run}.
+      baseline: the record's `attack` part for the undefended classifier, same attack and targets.
+      checks: what was looked at beside the attack.
+      seconds: {compile, run, ...}.
 
     Returns:
       The record, of plain numbers, strings and None.
     """
-    threshold = thresholds.get(run["operating_point"])
+    threshold, kind = thresholds.get(run["operating_point"]), detector.kind
     attacked = judged.clean.wanted
     success = judged.adversarial.success(threshold)
     succeeded = success > 0.5
     distance = metrics.l2(found.image, clean_images)
     reached = attacked & (found.success | found.missed)
 
-    attack = _attack(run, thresholds, found, judged, distance, baseline_l2)
+    attack = _attack(run, thresholds, found, judged, distance, baseline or {})
     detection = _detection(judged.shown, judged.clean, reached, attacked, thresholds)
-    indicators = _indicators(found, judged, threshold, attack, _rate(run, thresholds, attack))
+    signs = _indicators(run, thresholds, found, judged, attack, detector, checks)
     interval = metrics.wilson(success[attacked].sum(), int(attacked.sum()))
     record = {
         "schema": SCHEMA,
@@ -191,27 +210,29 @@ def build(
         },
         "correction": _correction(judged.shown, labels, reached) if kind == "corrector" else None,
         "sets": sets(reached) if kind == "set" else None,
-        "verdict": _verdict(interval, indicators),
+        "verdict": indicators.verdict(interval, signs),
         "intervals": {
             "success_rate": interval,
             "mean_l2": metrics.mean_interval(distance[attacked & succeeded]),
             "true_positive_rate": _intervals(detection["true_positive_rate"], detection["n"]),
             "false_positive_rate": _intervals(reference["false_positive_rate"], reference["n"]),
         },
-        "indicators": indicators,
+        "indicators": signs,
         "seconds": seconds,
     }
     record["paper"] = paper.compare(run["dataset"], run, paper.figures(record))
     return record
 
 
-def _attack(run, thresholds, found, judged, distance, baseline_l2) -> dict[str, Any]:
+def _attack(run, thresholds, found, judged, distance, baseline) -> dict[str, Any]:
     """Success rates over the attacked images, distances over the successes."""
+    ratio = lambda own, other: own / other if own is not None and other else None
     point = run["operating_point"]
     threshold = thresholds.get(point)
     attacked, adversarial = judged.clean.wanted, judged.adversarial
     succeeded = adversarial.success(threshold) > 0.5
     mean_l2 = metrics.mean_or_none(distance[attacked & succeeded])
+    median_l2 = metrics.median_l2(distance[attacked], succeeded[attacked])
 
     rates: dict[str, float | None] = dict.fromkeys(("misclassified", *POINTS))
     rates["misclassified"] = metrics.mean_or_none(adversarial.wanted[attacked])
@@ -225,11 +246,13 @@ def _attack(run, thresholds, found, judged, distance, baseline_l2) -> dict[str, 
         "own_success_rate": metrics.mean_or_none(found.success[attacked]),
         "success_rate_8bit": metrics.mean_or_none(judged.rounded.success(threshold)[attacked]),
         "mean_l2": mean_l2,
-        "median_l2": metrics.median_l2(distance[attacked], succeeded[attacked]),
+        "median_l2": median_l2,
         # A failure hands back the clean image, which may be taken as wanted as it is.
         "mean_l2_unfiltered": metrics.mean_or_none(distance[succeeded & found.success]),
-        "baseline_mean_l2": baseline_l2,
-        "baseline_ratio": mean_l2 / baseline_l2 if mean_l2 is not None and baseline_l2 else None,
+        "baseline_mean_l2": baseline.get("mean_l2"),
+        "baseline_ratio": ratio(mean_l2, baseline.get("mean_l2")),
+        "baseline_median_l2": baseline.get("median_l2"),
+        "median_ratio": ratio(median_l2, baseline.get("median_l2")),
         "gradients_per_image": metrics.mean_or_none(found.num_gradients),
     }
 
@@ -286,31 +309,35 @@ def _correction(shown: Judgement, labels: np.ndarray, reached: np.ndarray) -> di
     }
 
 
-def _indicators(found, judged: Judged, threshold, attack, rate) -> dict[str, Any]:
-    """Signs that the attack or the model is broken: name -> {value, raised}."""
-    attacked, noisy, eight_bit = judged.clean.wanted, judged.noisy, attack["success_rate_8bit"]
-    failed = attacked & (judged.adversarial.success(threshold) <= 0.5)
-    silent = failed & found.missed & (judged.nearest.success(threshold) > 0.5)
-    if len(judged.adversarial.scores) > 1:  # a near miss that gets by is luck, not a fault
-        silent[:] = False
-    noise = None if noisy is None else float(noisy.success(threshold).mean())
-    lost = None if not rate else 1.0 - eight_bit / rate
+def _indicators(run, thresholds, found, judged, attack, detector, checks) -> dict[str, Any]:
+    """Signs that the attack or the model is broken, by name."""
+    threshold = thresholds.get(run["operating_point"])
+    attacked, settings, probe = judged.clean.wanted, run["settings"], checks.probe
+    share = judged.adversarial.success(threshold)
+    noisy = judged.noisy and judged.noisy.success(threshold)
+    minimal = indicators.is_minimal(run)
+    met = found.success | found.missed | checks.alone
+    unclaimed = found.missed & ~found.success & (share <= 0.5)
+    passes = np.where(unclaimed, judged.nearest.success(threshold), 0.0)
+    scores = np.concatenate([judged.clean.scores, judged.shown.scores])
     return {
-        "noise_success_rate": {
-            "value": noise,
-            "raised": noise is not None and bool(rate) and noise >= 0.5 * rate,
-        },
-        "silent_success": {"value": int(silent.sum()), "raised": bool(silent.any())},
-        "lost_to_8bit": {"value": lost, "raised": lost is not None and lost > 0.5},
+        "zero_gradient": indicators.zero_gradient(probe, attacked, found.num_gradients),
+        "noise_success_rate": indicators.noise(noisy, share[attacked & found.success]),
+        "one_step": indicators.one_step(probe, attacked, found.success, minimal),
+        "classifier_goal_missed": indicators.classifier_goal_missed(
+            met, attacked, minimal, settings["confidence"]
+        ),
+        "probabilities": indicators.probabilities(judged.clean.logits[attacked]),
+        "silent_success": indicators.silent_success(
+            passes,
+            attacked,
+            shown=run["threat_model"] == "perfect_knowledge",
+            judges_alike=detector.kind != "set" and not settings["detector_margin"],
+            random=detector.random,
+        ),
+        "lost_to_8bit": indicators.lost_to_8bit(
+            _rate(run, thresholds, attack), attack["success_rate_8bit"]
+        ),
+        "constant_score": indicators.constant_score(scores[:, attacked] if thresholds else scores),
+        **checks.more,
     }
-
-
-_INVALIDATING = ("noise_success_rate", "silent_success")
-
-
-def _verdict(interval, indicators) -> str:
-    if any(indicators[name]["raised"] for name in _INVALIDATING):
-        return "evaluation invalid"
-    if interval is not None and interval[0] >= 0.5:
-        return "broken"
-    return "not broken by these attacks at this budget"
