@@ -9,13 +9,14 @@ No flags are read here, and nothing is printed but progress on stderr.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from advdet import cases, datasets, detectors, results, settings
+from advdet import budgets, cases, datasets, detectors, results, settings
 from advdet.cases import Evaluation
 from advdet.detectors import Detector
 from advdet.detectors.function import FunctionDetector
@@ -56,6 +57,7 @@ def evaluate(
     resume: bool = False,
     command: str | None = None,
     progress: bool = True,
+    time_budget: float | str | None = None,
 ) -> Evaluation:
     """Evaluates a detector under one threat model.
 
@@ -87,6 +89,8 @@ def evaluate(
       resume: go on with partial results there.
       command: stored in the record.
       progress: show what is done on stderr.
+      time_budget: seconds, or a text such as 20m: images and steps that are left open are chosen
+        to fit, by rates measured first; the record stores what was chosen.
 
     Returns:
       Records, per-image arrays and the undefended baseline.
@@ -113,12 +117,14 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
     """
     if not changes:
         return []
+    began = time.perf_counter()
     if isinstance(detector, str):
         detector = detectors.from_spec(detector)
     name = detectors.name_of(detector)
     given = {**_DEFAULTS, **given}
     data, threat_model = given["data"], given["threat_model"]
     changes = [_with_attack(detector, {**given, **change}, change) for change in changes]
+    seconds = _budget(given)
     plans = [_plan(name, detector, {**given, **change}) for change in changes]
     if given["surrogate"] is not None and threat_model != "limited_knowledge":
         raise InputError(f"{threat_model} has no use for a surrogate; leave it out")
@@ -133,9 +139,21 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
     else:
         splits = datasets.load(data, given["data_source"], given["data_dir"])
     plans = [settings.for_data(plan, splits) for plan in plans]
+    by_hand = given["num_images"]
+    if isinstance(given["targets"], np.ndarray):
+        by_hand = len(given["targets"])
     kept = ("classifier", "threat_model", "surrogate", "results_dir", "resume", "command",
             "progress")  # fmt: skip
     case = cases.prepare(detector, name, splits, plans[0], **{word: given[word] for word in kept})
+    if seconds is not None:
+        seconds -= time.perf_counter() - began
+        choice = budgets.fit(case, plans, seconds, num_images=by_hand, steps=given["steps"])
+        given |= choice.arguments
+        plans = [
+            settings.for_data(_plan(name, detector, {**given, **change}), splits)
+            for change in changes
+        ]
+        case = budgets.stated(case, plans[0], choice)
     return [cases.attack_case(case, plan) for plan in plans]
 
 
@@ -147,6 +165,20 @@ def _with_attack(detector: Detector, given: dict[str, Any], change: dict[str, An
         given["attack"], given["preset"], given["threat_model"], shown, classifier
     )
     return change if attack == given["attack"] else {**change, "attack": attack}
+
+
+def _budget(given: dict[str, Any]) -> float | None:
+    """The seconds of a time budget that can be used; None where there is none."""
+    if given["time_budget"] is None:
+        return None
+    if given["resume"]:
+        raise InputError(
+            "a time budget chooses anew, and resume goes on with what was chosen; give the command "
+            "that the first run printed"
+        )
+    if given["steps"] is not None and given["num_images"] is not None:
+        raise InputError("with num_images and steps by hand a time budget has nothing to choose")
+    return budgets.seconds_of(given["time_budget"])
 
 
 def _plan(name: str, detector: Detector, given: dict[str, Any]) -> settings.Settings:

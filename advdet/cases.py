@@ -10,11 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import cells, inputs, records, results, settings, training
+from advdet import (
+    cells,
+    indicators,
+    inputs,
+    probes,
+    records,
+    reruns,
+    results,
+    settings,
+    training,
+)
 from advdet.assess import assess, reference_figures
 from advdet.attacks import presets
 from advdet.attacks.base import AttackResult
-from advdet.attacks.objectives import Generic
+from advdet.attacks.objectives import Generic, Objective
 from advdet.defenses import Defense, FittedDefense, undefended
 from advdet.detectors import Detector
 from advdet.judge import ATTACKERS_OWN, NUM_OWN_DRAWS, judge
@@ -211,11 +221,12 @@ def attack_case(case: Case, plan: Settings) -> Evaluation:
     clean = case.splits.test.take(slice(plan.num_images))
     goal = _targets(case, plan, clean)
     done = Evaluation({}, {}, {}, baseline, clean)
-    step = _Step(case, plan, done, goal, images_from)
+    step = _Step(case, plan, done, goal, images_from, {})
     for name in plan.attacks:
         _one_attack(step, name)
     if len(plan.attacks) > 1:
         _headline(step)
+    _compare(step)
     return done
 
 
@@ -227,6 +238,7 @@ class _Step(NamedTuple):
       done: what is finished so far.
       goal: [N] wanted classes, the true ones of an untargeted run.
       images_from: the evaluation whose images are judged, None where attacks are run.
+      starts: attack -> [N, H, W, C], where it began, as far as this is known.
     """
 
     case: Case
@@ -234,6 +246,12 @@ class _Step(NamedTuple):
     done: Evaluation
     goal: np.ndarray
     images_from: Evaluation | None
+    starts: dict[str, np.ndarray]
+
+    @property
+    def objective(self) -> Objective:
+        """The attacker's."""
+        return settings.make_objective(self.plan, self.case.defense_name)
 
     @property
     def view(self) -> Defense:
@@ -265,9 +283,7 @@ def _targets(case: Case, plan: Settings, clean: Batch) -> np.ndarray:
 def _one_attack(step: _Step, name: str) -> None:
     """Runs one attack, or takes its images from the undefended baseline, and judges them."""
     case, plan, done = step.case, step.plan, step.done
-    # Images of the baseline were made by its settings, which a preset may tie to the defence.
-    maker = "none" if step.images_from is not None else case.defense_name
-    attack = settings.make_attack(plan, name, case.splits, maker)
+    attack = _made(step, name)
     part, path, stored = case.cell(plan, name, dataclasses.asdict(attack))
     if stored is not None:
         case.say(f"{case.defense_name}, {name}: finished before, read from {path}")
@@ -285,15 +301,30 @@ def _one_attack(step: _Step, name: str) -> None:
                 f"a partial result lies in {results.partial_path(path)}; without --resume this run "
                 "starts anew"
             )
-        objective, start = settings.make_objective(plan, case.defense_name), None
-        if objective.starts_undefended:
-            start = _first_stage(step, name, attack)
         found, seconds = cells.attack_in_variants(
-            f"{case.defense_name}, {name}", attack, objective, step.view, done.clean, step.goal,
-            start=start, seed=plan.seed, lanes=plan.lanes, path=path, resume=case.resume,
-            progress=case.progress,
+            f"{case.defense_name}, {name}", attack, step.objective, step.view, done.clean,
+            step.goal, start=_start(step, name), seed=plan.seed, lanes=plan.lanes, path=path,
+            resume=case.resume, progress=case.progress,
         )  # fmt: skip
-    _judge_and_enter(step, name, part, path, found, seconds)
+    why = "not compared yet"
+    more = {"nearer_attack": indicators.entry("nearer_attack", None, reason=why)}
+    _judge_and_enter(step, name, part, path, found, seconds, attack, _start(step, name), more)
+
+
+def _made(step: _Step, name: str):
+    """The attack of that name."""
+    # Images of the baseline were made by its settings, which a preset may tie to the defence.
+    maker = "none" if step.images_from is not None else step.case.defense_name
+    return settings.make_attack(step.plan, name, step.case.splits, maker)
+
+
+def _start(step: _Step, name: str) -> np.ndarray | None:
+    """Where an attack begins; None for the clean images."""
+    if not step.objective.starts_undefended:
+        return None
+    if name not in step.starts:
+        step.starts[name] = _first_stage(step, name, _made(step, name))
+    return step.starts[name]
 
 
 def _first_stage(step: _Step, name: str, attack) -> np.ndarray:
@@ -344,28 +375,100 @@ def _headline(step: _Step) -> None:
     seconds = {
         kind: sum(done.records[n]["seconds"][kind] for n in names) for kind in ("compile", "run")
     }
+    attacked = done.arrays[names[0]]["clean_correct"]
+    best = names[np.bincount(pick[attacked], minlength=len(names)).argmax()]
+    sign, spent = _again(step, best, found, attacked)
+    if spent:
+        seconds["again"] = spent
     extra = {"attack": np.array(names)[pick]}
-    _judge_and_enter(step, "best", part, path, found, seconds, extra)
+    _judge_and_enter(
+        step, "best", part, path, found, seconds, _made(step, best), _start(step, best),
+        {"nearer_again": sign}, extra,
+    )  # fmt: skip
 
 
-def _judge_and_enter(step: _Step, name, part, path, found, seconds, extra=None) -> None:
+def _again(step: _Step, name: str, found: AttackResult, attacked: np.ndarray):
+    """The indicator of a second run of an attack, and its seconds; 0 where there was none."""
     case, plan, done = step.case, step.plan, step.done
-    baseline_l2 = None
+    nothing = lambda why: (indicators.entry("nearer_again", None, reason=why), 0.0)
+    if step.images_from is not None:
+        known = step.images_from.records["best"]["indicators"].get("nearer_again")
+        return (known, 0.0) if known else nothing("not known of the images that are judged here")
+    if plan.preset not in reruns.PRESETS:
+        return nothing(f"not looked at in the preset {plan.preset}")
+    if name not in indicators.MINIMAL_DISTANCE:
+        return nothing(f"{name} does not look for the nearest image")
+    each = 2.0 * done.arrays[name]["num_gradients"].mean()
+    rows = reruns.affordable(attacked, float(found.num_gradients.sum()), each)
+    if not rows.any():
+        return nothing("five images would cost over a tenth of the run")
+    return reruns.again(
+        name, _made(step, name), step.objective, step.view, done.clean, step.goal, found, rows,
+        label=f"{case.defense_name}, {name} with its steps doubled, {rows.sum()} images",
+        start=_start(step, name), seed=plan.seed, progress=case.progress,
+    )  # fmt: skip
+
+
+def _judge_and_enter(
+    step: _Step, name, part, path, found, seconds, attack, start, more, extra=None
+) -> None:
+    """Judges what was found, keeps the record, drops partial files."""
+    case, plan, done = step.case, step.plan, step.done
+    baseline, alone = None, np.zeros(len(step.goal), bool)
     if done.baseline is not None:
-        baseline_l2 = done.baseline.records[name]["attack"]["mean_l2"]
+        baseline = done.baseline.records[name]["attack"]
+        kind = case.victim.defense.detector.kind  # a corrector's labels are not the baseline's
+        if kind != "corrector" and case.threat_model == "perfect_knowledge":
+            alone = done.baseline.arrays[name]["success"]
+    reach = probes.Reach(
+        indicators.is_minimal(part), getattr(attack, "epsilon", None),
+        getattr(attack, "norm", "linf"),
+    )  # fmt: skip
+    probe = lambda attacked: probes.probe(
+        step.objective, step.view, done.clean, step.goal, found, attacked, seed=plan.seed,
+        reach=reach, start=start,
+    )  # fmt: skip
     record, arrays = assess(
         run=part, victim=case.victim, clean=done.clean, test=case.splits.test, goal=step.goal,
-        targeted=plan.targeted, found=found, reference=case.reference, baseline_l2=baseline_l2,
-        seconds=seconds,
+        targeted=plan.targeted, found=found, reference=case.reference, baseline=baseline,
+        probe=probe, alone=alone, more=more, seconds=seconds,
     )  # fmt: skip
     arrays |= extra or {}
     if path is not None:
         results.save(path, record, arrays)
-        objective = settings.make_objective(plan, case.defense_name)
-        for number in range(len(objective.variants())):
+        for number in range(len(step.objective.variants())):
             results.drop_partial(cells.variant_path(path, number))
         results.drop_partial(path)
     _enter(done, name, path, record, arrays)
+
+
+def _compare(step: _Step) -> None:
+    """Tells each attack's record whether another attack, run now or before, is nearer."""
+    case, plan, done = step.case, step.plan, step.done
+    known = {name: done.arrays[name] for name in plan.attacks}
+    comparable = set(plan.attacks) & set(indicators.MINIMAL_DISTANCE)
+    for name in indicators.MINIMAL_DISTANCE if comparable else ():
+        if name not in known and case.results_dir is not None:
+            try:
+                _, _, stored = case.cell(plan, name, dataclasses.asdict(_made(step, name)))
+            except InputError:  # a damaged record of another run is none of this run's business
+                stored = None
+            if stored is not None:
+                known[name] = stored[1]
+    for name in plan.attacks:
+        record = done.records[name]
+        if "nearer_attack" not in record["indicators"]:  # one that an older version wrote
+            continue
+        others = {other: known[other] for other in indicators.MINIMAL_DISTANCE
+                  if other != name and other in known}  # fmt: skip
+        sign = indicators.nearer_attack(known[name], others)
+        if name not in comparable:
+            why = "this attack does not look for the nearest image"
+            sign = indicators.entry("nearer_attack", None, reason=why)
+        if sign != record["indicators"]["nearer_attack"]:
+            done.records[name] = indicators.amended(record, "nearer_attack", sign)
+            if done.paths[name] is not None:
+                results.write_json(done.paths[name], done.records[name])
 
 
 def _enter(done: Evaluation, name: str, path, record, arrays) -> None:

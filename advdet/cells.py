@@ -80,6 +80,7 @@ def attack_images(
     free: np.ndarray | None = None,
     path: Path | None = None,
     resume: bool = False,
+    only: np.ndarray | None = None,
     progress: bool = True,
 ) -> tuple[AttackResult, dict[str, float]]:
     """Attacks all images of a batch, or what a partial file leaves of them.
@@ -96,6 +97,7 @@ def attack_images(
       free: [H, W, C] bool, the pixels that may change; all where None.
       path: of the record, beside which finished images are kept; None keeps nothing.
       resume: go on with the partial file there.
+      only: [N] bool, the images to attack; others count as failures. All where None.
       progress: show a line on stderr.
 
     Returns:
@@ -106,6 +108,8 @@ def attack_images(
       KeyboardInterrupt: after finished images were saved.
     """
     done, kept = _resumed(path, batch, resume)
+    if only is not None:
+        done = done | ~only
     root = jax.random.fold_in(jax.random.key(seed), _ATTACK)
     if free is not None:
         free = np.broadcast_to(free[None], batch.images.shape)

@@ -103,11 +103,32 @@ RESULTS_DIR = flags.DEFINE_string(
 RESUME = flags.DEFINE_bool(
     "resume", False, "Go on with the finished images of an interrupted run of the same settings."
 )
+TIME_BUDGET = flags.DEFINE_string(
+    "time_budget",
+    None,
+    "A time such as 90s, 20m or 1.5h. Images and steps not given are chosen to fit, by rates that "
+    "are measured first; what was chosen is printed as a command that repeats it. It is a bound on "
+    "the attacks of one defence, not a promise.",
+)
 
 
-def settings() -> dict:
-    """The arguments of `advdet.evaluate` that the flags give, but for defence and threat model."""
-    return dict(
+def settings(budget: bool = False) -> dict:
+    """The arguments of `advdet.evaluate` that the flags give, but for defence and threat model.
+
+    Args:
+      budget: whether the caller can keep to a time.
+
+    Raises:
+      InputError: it cannot, and one is given.
+    """
+    if TIME_BUDGET.value is not None and not budget:
+        from advdet.types import InputError
+
+        raise InputError(
+            "--time_budget is none of this entry point's; give --num_images and --steps"
+        )
+    kept = {"time_budget": TIME_BUDGET.value} if budget else {}
+    return kept | dict(
         data=common.DATASET.value,
         attack=ATTACK.value,
         objective=OBJECTIVE.value,
@@ -194,7 +215,7 @@ def main(threat_model: str) -> int:
 
     def evaluate_one(spec):
         evaluation = advdet.evaluate(
-            spec, threat_model=threat_model, command=command(threat_model), **settings()
+            spec, threat_model=threat_model, command=command(threat_model), **settings(True)
         )
         print(report.table(evaluation))
         name, path = list(evaluation.paths.items())[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def table(evaluation) -> str:
         lines += ["", _correction(last["correction"])]
     if last.get("sets") is not None:
         lines += ["", *_sets(last["sets"])]
-    lines += ["", *_verdict(last)]
+    lines += ["", *_verdict(last), *_invalid_parts(evaluation.records)]
     return "\n".join(lines) + "\n"
 
 
@@ -153,12 +154,11 @@ def _verdict(record):
     cost = ""
     if attack["median_l2"] is not None:
         cost = f", at a median L2 of {attack['median_l2']:.2f}"
-        if attack["baseline_ratio"] is not None:
+        if attack.get("median_ratio") is not None:
+            cost += f" ({attack['median_ratio']:.2f} x the undefended)"
+        elif attack["baseline_ratio"] is not None:
             cost += f" (mean {attack['baseline_ratio']:.2f} x the undefended)"
-    lines = [f"verdict: {record['verdict']}{cost}"]
-    raised = [name for name, value in record["indicators"].items() if value["raised"]]
-    if raised:
-        lines.append(f"signs that the attack or the model is broken: {', '.join(raised)}")
+    lines = [f"verdict: {record['verdict']}{cost}", *_signs(record["indicators"])]
     band = {None: "", True: ": in band", False: ": OUTSIDE the band"}[reported["in_band"]]
     lines.append(f"paper's regime: {reported['regime']}{band}")
     if reported["figure"] and reported["in_band"] is None:
@@ -166,6 +166,32 @@ def _verdict(record):
             "  this run's regime differs, so the figures stand beside it for orientation only"
         )
     return lines
+
+
+def _signs(signs):
+    """What the indicators say: those that invalidate, with what to change; then those that warn."""
+    raised = {name: sign for name, sign in signs.items() if sign["raised"]}
+    broken = [name for name, sign in raised.items() if sign.get("invalidates", True)]
+    if broken:
+        yield f"signs that the attack or the model is broken: {', '.join(broken)}"
+    if warnings := [name for name in raised if name not in broken]:
+        yield f"warnings: {', '.join(warnings)}"
+    for name, sign in raised.items():
+        figure = "-" if sign["value"] is None else f"{sign['value']:.3g}"
+        advice = f"{name} ({figure}): {sign['advice']}" if sign.get("advice") else ""
+        yield from textwrap.wrap(advice, 96, initial_indent="  ", subsequent_indent="    ")
+    if not raised:
+        known = sum(sign["value"] is not None for sign in signs.values())
+        yield f"checks of attack and model: {known} looked at, none raised"
+
+
+def _invalid_parts(records):
+    """A line for each single attack whose own record is not valid."""
+    for name, record in list(records.items())[:-1]:
+        if record["verdict"] == "evaluation invalid":
+            signs = record["indicators"].items()
+            found = [key for key, sign in signs if sign["raised"] and sign.get("invalidates", True)]
+            yield f"{name} alone: {record['verdict']} ({', '.join(found)})"
 
 
 def percent(value) -> str:

@@ -29,7 +29,7 @@ def evaluate_one(spec: str) -> None:
     import advdet
     from experiments import detection_report, report
 
-    settings = evaluation.settings()
+    settings = evaluation.settings(budget=True)
     given, weak = settings.pop("confidence"), settings["attack"] in _WEAK
     confidences = [0.0 if given is None else given]
     if CONFIDENCES.value is not None:
