@@ -1,6 +1,7 @@
 """advdet: tells whether a detector of adversarial examples really works."""
 
 from advdet.benchmark import Evaluation, evaluate, sweep
+from advdet.checkup import check
 from advdet.defenses import Defense
 from advdet.detectors import DETECTORS, Detector
 from advdet.splits import Splits
@@ -17,6 +18,7 @@ __all__ = [
     "InputError",
     "Outputs",
     "Splits",
+    "check",
     "evaluate",
     "sweep",
 ]
