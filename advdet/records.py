@@ -15,7 +15,7 @@ from advdet.defenses import Defense
 from advdet.judge import Judgement
 from advdet.results import SCHEMA
 from advdet.splits import Splits
-from advdet.types import Classifier
+from advdet.types import Classifier, PyTree
 
 POINTS = ("native", "0.01", "0.05", "0.5")
 
@@ -92,13 +92,20 @@ def run_part(
             "count": jax.device_count(),
         },
         "settings_hash": digest,
+        "detector_class": kinds[0],
+        "fit": digest_of(defense.fitted),
     }
     return {"command": command, **hashed, **unhashed}
 
 
 def fingerprint(classifier: Classifier) -> str:
     """Sixteen hex digits of a classifier's weights."""
-    leaves = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(classifier.variables))}
+    return digest_of(classifier.variables)
+
+
+def digest_of(tree: PyTree) -> str:
+    """Sixteen hex digits of a pytree's arrays."""
+    leaves = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
     return results.digest(leaves)[:16]
 
 
