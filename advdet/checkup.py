@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from advdet import cells, contract, datasets, detectors, training
+from advdet import cells, contract, contract_scores, datasets, detectors, training
 from advdet.attacks.ddn import DDN
 from advdet.attacks.objectives import Generic
 from advdet.contract import FAULT, OK, WARNING, Finding
@@ -110,12 +110,14 @@ def check(
     defense = Defense(classifier, fitted, jnp.float32(jnp.inf), jnp.float32(1.0), detector)
     few = splits.test.take(slice(_LOOKED_AT))
     classes = splits.num_classes
-    shape = look("logits of the defence", contract.logits_shape, defense, few.images, classes)
+    shape = look(
+        "logits of the defence", contract_scores.logits_shape, defense, few.images, classes
+    )
     if shape.level == OK and detector.kind in ("corrector", "none"):
-        look("logits: gradient", contract.gradient, defense, few.images, few.ids)
+        look("logits: gradient", contract_scores.gradient, defense, few.images, few.ids)
     if detector.kind == "set":
         images = held_out.images[: detector.set_size]
-        look("p-value of a set", contract.set_p_value, defense, images)
+        look("p-value of a set", contract_scores.set_p_value, defense, images)
     if detector.kind == "score":
         _look_at_scores(look, score_key, defense, splits, few, held_out, crafted["test"])
     return findings
@@ -123,13 +125,13 @@ def check(
 
 def _look_at_scores(look, key, defense, splits, few, held_out, adversarial) -> None:
     """What is to be said of a detector that flags images."""
-    shape = look("score: shape, finite", contract.score_shape, defense, few.images)
+    shape = look("score: shape, finite", contract_scores.score_shape, defense, few.images)
     if shape.level == FAULT:
         return
-    look("score: compiled", contract.score_compiled, defense, few.images)
-    look("score: randomness", contract.score_randomness, defense, few.images)
-    look("score: batch mates", contract.score_batch_mates, defense, few.images, few.ids)
-    look("score: gradient", contract.gradient, defense, few.images, few.ids)
+    look("score: compiled", contract_scores.score_compiled, defense, few.images)
+    look("score: randomness", contract_scores.score_randomness, defense, few.images)
+    look("score: batch mates", contract_scores.score_batch_mates, defense, few.images, few.ids)
+    look("score: gradient", contract_scores.gradient, defense, few.images, few.ids)
     seen = splits.threshold.take(slice(_THRESHOLD))
     fitted = look(
         "thresholds", with_thresholds, key, defense.detector, defense.classifier, defense.fitted,
@@ -137,10 +139,10 @@ def _look_at_scores(look, key, defense, splits, few, held_out, adversarial) -> N
     )  # fmt: skip
     if isinstance(fitted, Finding):
         return
-    look("threshold at 5%", contract.false_positives, fitted, seen, held_out)
-    look("native threshold", contract.native_threshold, fitted)
+    look("threshold at 5%", contract_scores.false_positives, fitted, seen, held_out)
+    look("native threshold", contract_scores.native_threshold, fitted)
     sources = held_out.take(np.isin(held_out.ids, adversarial.ids))
-    look("score: direction", contract.score_direction, fitted.defense, sources, adversarial)
+    look("score: direction", contract_scores.score_direction, fitted.defense, sources, adversarial)
     look("speed", speed, fitted.defense, held_out)
 
 
@@ -184,7 +186,9 @@ def speed(defense: Defense, batch: Batch) -> Finding:
     """
     images, ids = batch.images[:100], batch.ids[:100]
     score = lambda: score_images(jax.random.key(0), defense, images, ids)
-    slope = lambda: jax.block_until_ready(contract.slopes(jax.random.key(0), defense, images, ids))
+    slope = lambda: jax.block_until_ready(
+        contract_scores.slopes(jax.random.key(0), defense, images, ids)
+    )
     scores, gradients = (len(ids) / _seconds(run) for run in (score, slope))
     minutes = _GRADIENTS_WANTED / gradients / 60
     said = (

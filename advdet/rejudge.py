@@ -8,18 +8,15 @@ by more, ours counts.
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from advdet.defenses import Defense, FittedDefense, classify_images
-from advdet.judge import Judgement, is_wanted, judge, round_to_8_bit
+from advdet.judge import Judgement, is_wanted, judge_in_pieces, round_to_8_bit
 
 LOGIT_ERROR, SCORE_ERROR, DIGITS_ERROR = 2e-5, 1e-3, 1e-5
-_PIECE = 200  # images between two steps of the progress bar
 
 
 class Seen(NamedTuple):
@@ -94,9 +91,10 @@ def look_again(
     missed = np.flatnonzero(arrays["missed"] & ~arrays["success"])
     images = [clean, arrays["image"], round_to_8_bit(arrays["image"]),
               arrays["nearest_miss"][missed]]  # fmt: skip
-    found = _judged(
-        victim.defense, np.concatenate(images), np.concatenate([ids, ids, ids, ids[missed]]),
-        run["seed"], progress,
+    images, all_ids = np.concatenate(images), np.concatenate([ids, ids, ids, ids[missed]])
+    found = judge_in_pieces(  # for logits and scores; the goals differ, and come below
+        victim.defense, images, all_ids, np.zeros_like(all_ids), targeted=True, seed=run["seed"],
+        progress=progress,
     )  # fmt: skip
     count, targeted = len(ids), run["targets"] != "untargeted"
     see = lambda rows, classes, towards: _seen(victim, found.take(rows), classes, towards)
@@ -127,18 +125,6 @@ def see_classes(
     none = np.zeros((1, 0), np.float32)
     sure = np.abs(margins(logits, goal)) > logit_error(logits)
     return Seen(is_wanted(logits, goal, regime != "untargeted"), sure, logits, none, none)
-
-
-def _judged(defense: Defense, images, ids, seed: int, progress: bool) -> Judgement:
-    """The judge's logits and scores; what was wanted is not looked at."""
-    pieces = []
-    starts = range(0, len(ids), _PIECE)
-    for k in tqdm(starts, "judging", file=sys.stderr, disable=not progress, leave=False):
-        rows = slice(k, k + _PIECE)
-        nothing = np.zeros(len(ids[rows]), np.int32)
-        pieces.append(judge(defense, images[rows], ids[rows], nothing, targeted=True, seed=seed))
-    logits, wanted, scores = zip(*pieces)
-    return Judgement(*map(np.concatenate, (logits, wanted)), np.concatenate(scores, axis=1))
 
 
 def _seen(victim, found: Judgement, classes, targeted: bool) -> Seen:

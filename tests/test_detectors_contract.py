@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 
-from advdet import contract, defenses, fits, nets
+from advdet import contract, contract_scores, defenses, fits, nets
 from advdet.detectors import DETECTORS, Dropout, from_spec, name_of
 from advdet.detectors.dropout import uncertainty
 from advdet.splits import Splits
@@ -82,9 +82,9 @@ def assert_ok(finding):
 
 
 SCORE_CHECKS = {
-    "shape": contract.score_shape,
-    "compiled": contract.score_compiled,
-    "randomness": contract.score_randomness,
+    "shape": contract_scores.score_shape,
+    "compiled": contract_scores.score_compiled,
+    "randomness": contract_scores.score_randomness,
 }
 
 
@@ -96,7 +96,7 @@ def test_scores_keep_the_contract(name, check, scene):
 
 @all_kinds
 def test_logits_have_one_row_an_image_and_repeat(name, scene):
-    assert_ok(contract.logits_shape(scene(name)[0].defense, batch(6, 3, 0).images, 10))
+    assert_ok(contract_scores.logits_shape(scene(name)[0].defense, batch(6, 3, 0).images, 10))
 
 
 @all_kinds
@@ -115,7 +115,7 @@ def test_a_set_gets_a_p_value(scene):
     """Of the same distribution, of another one; the same for equal keys."""
     defense = scene("mmd")[0].defense
     images = batch(9, 40, 0).images[:20]
-    found = contract.set_p_value(defense, images)
+    found = contract_scores.set_p_value(defense, images)
     assert_ok(found)
     assert found.value > 0.01
     far = defense.detector.p_value(jax.random.key(1), defense.fitted, None, 1.0 - images)
@@ -126,7 +126,7 @@ def test_a_set_gets_a_p_value(scene):
 def test_gradients_are_finite_and_right_by_finite_differences(name, scene):
     images = batch(6, 6, 0)
     defense = scene(name)[0].defense
-    found = contract.gradient(defense, images.images, images.ids)
+    found = contract_scores.gradient(defense, images.images, images.ids)
     assert_ok(found)
     assert not defense.detector.differentiable or found.value == 0
 
@@ -135,7 +135,7 @@ def test_gradients_are_finite_and_right_by_finite_differences(name, scene):
 def test_a_score_depends_on_its_image_and_id_alone(name, scene, rng):
     fitted, threshold = scene(name)
     few = threshold.take(slice(12))
-    assert_ok(contract.score_batch_mates(fitted.defense, few.images, few.ids))
+    assert_ok(contract_scores.score_batch_mates(fitted.defense, few.images, few.ids))
     run = lambda rows: defenses.score_images(
         jax.random.key(2), fitted.defense, threshold.images[rows], threshold.ids[rows]
     )
@@ -155,7 +155,7 @@ def test_strange_images_are_scored_higher_than_clean_ones(name, scene):
     strange = batch(11, 100, 0, clean)
     if not defense.detector.needs_adversarial:
         strange = clean._replace(images=np.float32(strange.images > np.median(strange.images)))
-    found = contract.score_direction(defense, clean, strange)
+    found = contract_scores.score_direction(defense, clean, strange)
     assert_ok(found)
     assert found.value > 0.5
 
@@ -164,7 +164,7 @@ def test_strange_images_are_scored_higher_than_clean_ones(name, scene):
 def test_thresholds_keep_their_false_positive_rates(name, scene):
     fitted, threshold = scene(name)
     for rate in RATES:
-        found = contract.false_positives(fitted, threshold, SPLITS.test, rate=rate, z=Z)
+        found = contract_scores.false_positives(fitted, threshold, SPLITS.test, rate=rate, z=Z)
         assert_ok(found)
     ordered = [fitted.thresholds[str(rate)] for rate in (0.5, 0.05, 0.01)]
     assert ordered == sorted(ordered)
@@ -174,7 +174,7 @@ def test_thresholds_keep_their_false_positive_rates(name, scene):
 @every
 def test_the_native_threshold_is_a_number_or_none(name, scene):
     fitted, _ = scene(name)
-    assert_ok(contract.native_threshold(fitted))
+    assert_ok(contract_scores.native_threshold(fitted))
     native = fitted.defense.detector.native_threshold(fitted.defense.fitted)
     assert fitted.thresholds["native"] == native
 

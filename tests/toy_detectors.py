@@ -28,6 +28,14 @@ class Far(advdet.Detector):
 
 
 @dataclasses.dataclass(frozen=True)
+class Near(Far):
+    """The nearer to the mean image, the more suspicious: toy digits are black and white."""
+
+    def score(self, key, fitted, classifier, images):
+        return -super().score(key, fitted, classifier, images)
+
+
+@dataclasses.dataclass(frozen=True)
 class ShakyFar(Far):
     """The same with a random number on it."""
 
