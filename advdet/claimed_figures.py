@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -221,12 +222,13 @@ def _sets(evidence: Evidence, reached) -> list[Claim]:
     return found
 
 
-def of_many_clean_images(evidence: Evidence, kept: dict[Any, Any]) -> list[Claim]:
+def of_many_clean_images(evidence: Evidence, kept: dict[Any, Any], progress: bool) -> list[Claim]:
     """Accuracy and false-positive rates; at thresholds moved by float error, either way.
 
     Args:
       evidence: the record and what it speaks of.
       kept: receives what was found, for further records of one defence.
+      progress: say on stderr what takes long.
     """
     victim, stored = evidence.built.victim, evidence.record["clean"]
     if victim is None:
@@ -235,6 +237,8 @@ def of_many_clean_images(evidence: Evidence, kept: dict[Any, Any]) -> list[Claim
     test = evidence.built.splits.test
     facts = ("clean images", id(victim), evidence.run["seed"])
     if facts not in kept:
+        if progress:
+            print("accuracy and false positives over clean images", file=sys.stderr, flush=True)
         moved = {}
         for name, value in victim.thresholds.items():
             if value is not None:

@@ -34,6 +34,11 @@ class Claim(NamedTuple):
     found: Any = None
     note: str = ""
 
+    def is_empty(self) -> bool:
+        """Whether it says, rightly, that a figure is not defined."""
+        nothing = self.stored is None and self.found in (None, Range(None, None))
+        return nothing and not self.note
+
 
 def compare(name: str, stored, found, why: str = "") -> Claim:
     """A figure against what it should be.

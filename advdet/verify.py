@@ -90,8 +90,7 @@ def verify(path: str | Path, *, progress: bool = True, **given) -> list[Claim]:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         return [undecided("file", f"not a whole record: {what}")]
     sealed = Claim("seal", CONFIRMED, note="the arrays are those that were sealed")
-    # What is not defined, and rightly null, is no claim.
-    return [sealed, *(claim for claim in found if claim[2:] != (None, None, ""))]
+    return [sealed, *(claim for claim in found if not claim.is_empty())]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def _claims(evidence: Evidence, kept: dict, progress: bool) -> list[Claim]:
     seen = claimed_figures.Verdicts(clean, adversarial, thresholds)
     found += claimed_figures.of_verdicts(evidence, seen)
     found += claimed_figures.of_looks(evidence, seen, looks)
-    return found + claimed_figures.of_many_clean_images(evidence, kept)
+    return found + claimed_figures.of_many_clean_images(evidence, kept, progress)
 
 
 # ---- images and targets
