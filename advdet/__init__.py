@@ -2,6 +2,7 @@
 
 from advdet import bridges
 from advdet.benchmark import Evaluation, evaluate, sweep
+from advdet.checkup import check
 from advdet.defenses import Defense
 from advdet.detectors import DETECTORS, Detector
 from advdet.splits import Splits
@@ -19,6 +20,7 @@ __all__ = [
     "Outputs",
     "Splits",
     "bridges",
+    "check",
     "evaluate",
     "sweep",
 ]

@@ -17,7 +17,7 @@ from advdet.judge import Judgement
 from advdet.probes import Probe
 from advdet.results import SCHEMA
 from advdet.splits import Splits
-from advdet.types import Classifier
+from advdet.types import Classifier, PyTree
 
 POINTS = ("native", "0.01", "0.05", "0.5")
 
@@ -98,6 +98,8 @@ def run_part(
             "count": jax.device_count(),
         },
         "settings_hash": digest,
+        "detector_class": kinds[0],
+        "fit": digest_of(defense.fitted),
     }
     return {"command": command, **hashed, **unhashed}
 
@@ -109,10 +111,20 @@ def fingerprint(classifier: Classifier, images: np.ndarray | None = None) -> str
       classifier: any.
       images: [N, H, W, C] of the data that it is used on; the first few are asked for.
     """
-    leaves = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(classifier.variables))}
-    if images is not None and not isinstance(classifier.apply, nets.NetApply):
-        leaves["answers"] = np.asarray(classifier(_probes(images)).logits)
+    if images is None or isinstance(classifier.apply, nets.NetApply):
+        return digest_of(classifier.variables)
+    leaves = _leaves(classifier.variables)
+    leaves["answers"] = np.asarray(classifier(_probes(images)).logits)
     return results.digest(leaves)[:16]
+
+
+def digest_of(tree: PyTree) -> str:
+    """Sixteen hex digits of a pytree's arrays."""
+    return results.digest(_leaves(tree))[:16]
+
+
+def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
+    return {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
 
 
 def answers(defense: Defense, images: np.ndarray) -> str:
