@@ -119,7 +119,7 @@ def _classifier(run, classifier, splits, half, kept, progress) -> Classifier:
         if (splits, half) not in kept:
             kept[splits, half] = training.classifier_for(splits, half=half, progress=progress)
         classifier = kept[splits, half]
-    here = records.fingerprint(classifier)
+    here = records.fingerprint(classifier, splits.test.images)
     if here != run["classifier"]:
         raise InputError(
             f"the classifier here ({here}) is not the record's ({run['classifier']}); hand it over"
