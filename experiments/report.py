@@ -41,8 +41,12 @@ def table(evaluation) -> str:
         "",
         f"success: {wanted}{hidden}; over the {counts['attacked']} of {counts['requested']} images "
         "that are classified rightly",
-        "8 bit: success once pixels are rounded; L2: over successes alone, so compare it at like "
-        "success",
+        "8 bit: success once pixels are rounded; "
+        + (
+            "L2: of the first success inside the radius, not what the defence costs"
+            if ball(run)
+            else "L2: over successes alone, so compare it at like success"
+        ),
     ]
     if run["operating_point"] != "none":
         lines += ["", *_detection(last)]
@@ -54,8 +58,24 @@ def table(evaluation) -> str:
     return "\n".join(lines) + "\n"
 
 
+def ball(run) -> str | None:
+    """The radius that all attacks of a record kept to, in words; None where there is no such.
+
+    Args:
+      run: the record's `run` part.
+    """
+    settings = run["settings"].get("attack", {})
+    parts = [part for part in settings.values() if isinstance(part, dict)] or [settings]
+    balls = {(part.get("norm", "linf"), part.get("epsilon")) for part in parts}
+    if len(balls) != 1:
+        return None
+    ((norm, epsilon),) = balls
+    return None if epsilon is None else f"{norm} {epsilon:.3g}"
+
+
 def _title(record) -> str:
     run = record["run"]
+    within = ball(run)
     aim = ""
     if run["operating_point"] != "none":
         threshold = record["clean"]["thresholds"][run["operating_point"]]
@@ -69,7 +89,8 @@ def _title(record) -> str:
     return (
         f"{whom}\n"
         f"{run['targets']} targets, objective {run['objective']}, confidence "
-        f"{run['settings']['confidence']:g}\nclean accuracy {accuracy:.2%}{aim}"
+        f"{run['settings']['confidence']:g}{f', within {within}' if within else ''}\n"
+        f"clean accuracy {accuracy:.2%}{aim}"
     )
 
 
@@ -88,7 +109,7 @@ def _row(name, record):
         percent(attack["success_rate_8bit"]),
         number(attack["mean_l2"]),
         span(intervals["mean_l2"], lambda v: f"{v:.2f}"),
-        number(attack["baseline_ratio"]),
+        "-" if ball(record["run"]) else number(attack["baseline_ratio"]),
         "-" if attack["gradients_per_image"] is None else f"{attack['gradients_per_image']:,.0f}",
     )
 
@@ -150,8 +171,9 @@ def _sets(sets):
 
 def _verdict(record):
     attack, reported = record["attack"], record["paper"]
-    cost = ""
-    if attack["median_l2"] is not None:
+    within = ball(record["run"])
+    cost = f", within {within}" if within else ""
+    if not within and attack["median_l2"] is not None:
         cost = f", at a median L2 of {attack['median_l2']:.2f}"
         if attack["baseline_ratio"] is not None:
             cost += f" (mean {attack['baseline_ratio']:.2f} x the undefended)"
@@ -220,7 +242,7 @@ def curve_picture(path: Path, name: str, values, records) -> None:
 
     figure, axis = plt.subplots(figsize=(5.5, 4))
     points = [
-        (record["attack"]["mean_l2"], _rate(record), record["intervals"]["success_rate"], value)
+        (record["attack"]["mean_l2"], rate(record), record["intervals"]["success_rate"], value)
         for value, record in zip(values, records)
         if record["attack"]["mean_l2"] is not None
     ]
@@ -231,7 +253,7 @@ def curve_picture(path: Path, name: str, values, records) -> None:
     axis.plot([p[0] for p in points], [p[1] for p in points], "o-", color="C0", markersize=4)
     axis.set_xlabel("mean L2 of the successes")
     axis.set_ylabel("success, undetected (95 % interval)")
-    axis.set_title(_title(records[0]).splitlines()[0], fontsize=9)
+    axis.settitle(_title(records[0]).splitlines()[0], fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
@@ -269,13 +291,13 @@ def sheet(path: Path, clean, arrays, count: int = 10) -> None:
             axes[2, k].imshow(scaled, interpolation="nearest")
         share = arrays["judged_success"][k]
         label, target = int(arrays["label"][k]), int(arrays["target_class"][k])
-        axes[0, k].set_title(f"{label}", fontsize=9)
+        axes[0, k].settitle(f"{label}", fontsize=9)
         wanted = f"as {target}" if target != label else "as another"
         passes = {0: "fails", 1: "passes"}.get(share, f"passes {share:.0%}")
-        axes[1, k].set_title(f"{wanted}: {passes}", fontsize=9)
+        axes[1, k].settitle(f"{wanted}: {passes}", fontsize=9)
         distance = arrays["distance"][k]
         found = f"L2 {distance:.2f}" if np.isfinite(distance) else "no success"
-        axes[2, k].set_title(found, fontsize=9)
+        axes[2, k].settitle(found, fontsize=9)
     for axis, row in zip(axes[:, 0], ("original", "adversarial", "difference, scaled")):
         axis.set_ylabel(row, fontsize=9)
     for axis in axes.flat:
