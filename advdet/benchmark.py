@@ -48,6 +48,8 @@ def evaluate(
     steps: int | None = None,
     learning_rate: float | None = None,
     initial_const: float | None = None,
+    norm: str | None = None,
+    epsilon: float | None = None,
     lanes: int | None = None,
     train_attack: str | None = None,
     seed: int = 0,
@@ -67,7 +69,9 @@ def evaluate(
       data: a data set's name, or its `Splits`.
       threat_model: zero_knowledge, perfect_knowledge or limited_knowledge.
       attack: carlini_wagner, ddn or all, which means both (None: all, or what the preset says);
-        the defenders' own weak ones, fast_gradient and jsma, by name.
+        at a fixed radius pgd, selective_pgd, orthogonal_pgd, square, or fixed_radius, which means
+        all of these; the defenders' own weak ones, fast_gradient and jsma, by name; or several
+        names with commas. On a detector without gradients all and fixed_radius mean square.
       objective: auto, generic, or another of `attacks.objectives`; settings follow a colon, as in
         "quantile:z=1.5".
       surrogate: the attacker's own (classifier, detector), for limited knowledge; None trains both
@@ -81,6 +85,8 @@ def evaluate(
       margin_rate: the same, given as the false-positive rate of the threshold to come below, on
         the defence that the attacker is shown.
       binary_search_steps, steps, learning_rate, initial_const: the attack's, see `attacks`.
+      norm, epsilon: linf or l2, and the radius, of attacks at a fixed radius; None takes linf, and
+        what papers take on such data (`attacks.presets.RADII`).
       lanes: images under attack at once on each device.
       train_attack: the attack that made the adversarial images a detector learns from.
       seed: of everything random.
@@ -108,7 +114,7 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
 
     Args:
       changes: for each evaluation, arguments of `evaluate` in place of those given: confidence,
-        detector_margin, margin_rate, attack, objective or an attack's settings.
+        detector_margin, margin_rate, operating_point, attack, objective or an attack's settings.
       detector: as in `evaluate`.
       **given: the other arguments of `evaluate`.
 
@@ -123,7 +129,6 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
     name = detectors.name_of(detector)
     given = {**_DEFAULTS, **given}
     data, threat_model = given["data"], given["threat_model"]
-    changes = [_with_attack(detector, {**given, **change}, change) for change in changes]
     seconds = _budget(given)
     plans = [_plan(name, detector, {**given, **change}) for change in changes]
     if given["surrogate"] is not None and threat_model != "limited_knowledge":
@@ -157,16 +162,6 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
     return [cases.attack_case(case, plan) for plan in plans]
 
 
-def _with_attack(detector: Detector, given: dict[str, Any], change: dict[str, Any]) -> dict:
-    """The change with an attack that this detector can be attacked by."""
-    surrogate = given["surrogate"]
-    classifier, shown = surrogate or (given["classifier"], detector)
-    attack = settings.attack_for(
-        given["attack"], given["preset"], given["threat_model"], shown, classifier
-    )
-    return change if attack == given["attack"] else {**change, "attack": attack}
-
-
 def _budget(given: dict[str, Any]) -> float | None:
     """The seconds of a time budget that can be used; None where there is none."""
     if given["time_budget"] is None:
@@ -185,10 +180,12 @@ def _plan(name: str, detector: Detector, given: dict[str, Any]) -> settings.Sett
     words = ("data", "preset", "attack", "objective", "threat_model", "num_images", "targets",
              "operating_point", "confidence", "detector_margin", "margin_rate", "lanes",
              "train_attack", "seed")  # fmt: skip
-    own = ("binary_search_steps", "steps", "learning_rate", "initial_const")
+    own = ("binary_search_steps", "steps", "learning_rate", "initial_const", "norm", "epsilon")
     return settings.fill(
         name, detector, **{word: given[word] for word in words},
         attack_settings={word: given[word] for word in own},
+        copied=given["surrogate"] and given["surrogate"][1],
+        classifier=given["surrogate"][0] if given["surrogate"] else given["classifier"],
     )  # fmt: skip
 
 

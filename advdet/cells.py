@@ -201,7 +201,8 @@ class _Line:
         count, fresh = int(finished.sum()), int(now.finished.sum())
         each = self._limit  # until something is finished; then what was needed so far
         if fresh:
-            each = min(each, found.num_gradients[now.finished].mean())
+            needed = found.num_gradients[now.finished].mean()
+            each = min(each, needed) if needed else each  # 0 of an attack without gradients
         left = max(0.0, (self._num_images - self._already) * each - now.lane_steps) / rate
         if not self._estimated and now.run_seconds > 0.2:
             self._estimated = True

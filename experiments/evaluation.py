@@ -23,8 +23,10 @@ ATTACK = flags.DEFINE_string(
     "attack",
     None,
     "carlini_wagner (the paper's yardstick), ddn (cheaper, usually nearer), or all (default), both "
-    "of them, with the nearest success of each image as the headline, `best`. By name also the "
-    "weak attacks that detectors are often tested with: fast_gradient, jsma.",
+    "of them, with the nearest success of each image as the headline, `best`. At a fixed radius: "
+    "pgd, selective_pgd, orthogonal_pgd, square (which takes no gradient), or fixed_radius, all of "
+    "these. By name also the weak attacks that detectors are often tested with: fast_gradient, "
+    "jsma. Several names with commas are run together.",
 )
 OBJECTIVE = flags.DEFINE_string(
     "objective",
@@ -89,6 +91,15 @@ LEARNING_RATE = flags.DEFINE_float(
 INITIAL_CONST = flags.DEFINE_float(
     "initial_const", None, "C&W: the first c, raised tenfold until the first success."
 )
+NORM = flags.DEFINE_string(
+    "norm", None, "Attacks at a fixed radius: linf (default; the largest change of a pixel) or l2."
+)
+EPSILON = flags.DEFINE_float(
+    "epsilon",
+    None,
+    "Attacks at a fixed radius: the radius, in pixel values from 0 to 1. Default, as papers have "
+    "it: linf 0.3 and l2 2 on digits, linf 8/255 and l2 0.5 on photographs.",
+)
 LANES = flags.DEFINE_integer(
     "lanes", None, "Images under attack at once on each device; changes speed only.", lower_bound=1
 )
@@ -143,6 +154,8 @@ def settings(budget: bool = False) -> dict:
         steps=STEPS.value,
         learning_rate=LEARNING_RATE.value,
         initial_const=INITIAL_CONST.value,
+        norm=NORM.value,
+        epsilon=EPSILON.value,
         lanes=LANES.value,
         train_attack=TRAIN_ATTACK.value,
         seed=common.SEED.value,

@@ -42,8 +42,12 @@ def table(evaluation) -> str:
         "",
         f"success: {wanted}{hidden}; over the {counts['attacked']} of {counts['requested']} images "
         "that are classified rightly",
-        "8 bit: success once pixels are rounded; L2: over successes alone, so compare it at like "
-        "success",
+        "8 bit: success once pixels are rounded; "
+        + (
+            "L2: of the first success inside the radius, not what the defence costs"
+            if ball(run)
+            else "L2: over successes alone, so compare it at like success"
+        ),
     ]
     if run["operating_point"] != "none":
         lines += ["", *_detection(last)]
@@ -55,8 +59,24 @@ def table(evaluation) -> str:
     return "\n".join(lines) + "\n"
 
 
+def ball(run) -> str | None:
+    """The radius that all attacks of a record kept to, in words; None where there is no such.
+
+    Args:
+      run: the record's `run` part.
+    """
+    settings = run["settings"].get("attack", {})
+    parts = [part for part in settings.values() if isinstance(part, dict)] or [settings]
+    balls = {(part.get("norm", "linf"), part.get("epsilon")) for part in parts}
+    if len(balls) != 1:
+        return None
+    ((norm, epsilon),) = balls
+    return None if epsilon is None else f"{norm} {epsilon:.3g}"
+
+
 def _title(record) -> str:
     run = record["run"]
+    within = ball(run)
     aim = ""
     if run["operating_point"] != "none":
         threshold = record["clean"]["thresholds"][run["operating_point"]]
@@ -70,7 +90,8 @@ def _title(record) -> str:
     return (
         f"{whom}\n"
         f"{run['targets']} targets, objective {run['objective']}, confidence "
-        f"{run['settings']['confidence']:g}\nclean accuracy {accuracy:.2%}{aim}"
+        f"{run['settings']['confidence']:g}{f', within {within}' if within else ''}\n"
+        f"clean accuracy {accuracy:.2%}{aim}"
     )
 
 
@@ -89,7 +110,7 @@ def _row(name, record):
         percent(attack["success_rate_8bit"]),
         number(attack["mean_l2"]),
         span(intervals["mean_l2"], lambda v: f"{v:.2f}"),
-        number(attack["baseline_ratio"]),
+        "-" if ball(record["run"]) else number(attack["baseline_ratio"]),
         "-" if attack["gradients_per_image"] is None else f"{attack['gradients_per_image']:,.0f}",
     )
 
@@ -151,8 +172,9 @@ def _sets(sets):
 
 def _verdict(record):
     attack, reported = record["attack"], record["paper"]
-    cost = ""
-    if attack["median_l2"] is not None:
+    within = ball(record["run"])
+    cost = f", within {within}" if within else ""
+    if not within and attack["median_l2"] is not None:
         cost = f", at a median L2 of {attack['median_l2']:.2f}"
         if attack.get("median_ratio") is not None:
             cost += f" ({attack['median_ratio']:.2f} x the undefended)"

@@ -178,29 +178,32 @@ def test_a_fit_needs_training_images():
     assert victims.defend(from_function(brightness), own_data.jax_classifier(), bare).thresholds
 
 
-def test_a_score_without_gradients_asks_for_an_attack_without(monkeypatch):
+def test_a_score_without_gradients_asks_for_an_attack_without():
     blind = from_function(bridges.numpy_score(lambda x: x.mean((1, 2, 3))))
     for given in (
         {"attack": "ddn"},
         {"attack": "carlini_wagner", "threat_model": "perfect_knowledge"},
     ):
-        with pytest.raises(InputError, match=r"score has no gradient .*attack='square'"):
+        with pytest.raises(InputError, match=r"it has none .*take square"):
             _evaluate(blind, **given)
-    choose = lambda **given: settings.attack_for(
-        **({"attack": None, "preset": "fast", "threat_model": "perfect_knowledge", "shown": blind,
-            "classifier": None} | given)
-    )  # fmt: skip
-    monkeypatch.setitem(settings.presets.ATTACKS, "square", object)
-    assert choose() == "square" and choose(attack="square") == "square"
-    assert choose(threat_model="zero_knowledge") is None  # that attacker follows the classifier
-    assert choose(shown=from_function(brightness)) is None
     unseen = Classifier.from_function(lambda x: x, differentiable=False)
-    assert choose(shown=from_function(brightness), classifier=unseen) == "square"
-    with pytest.raises(InputError, match="the classifier has no gradient"):
+
+    def choose(detector=blind, attack=None, threat_model="perfect_knowledge", classifier=None):
+        plan = settings.fill(
+            "own", detector, data="mnist", preset="fast", attack=attack, objective=None,
+            threat_model=threat_model, num_images=None, targets=None, operating_point=None,
+            confidence=None, detector_margin=None, margin_rate=None, lanes=None, train_attack=None,
+            seed=0, attack_settings={}, classifier=classifier,
+        )  # fmt: skip
+        return plan.attacks
+
+    assert choose() == choose(attack="square") == ("square",)
+    strong = ("carlini_wagner", "ddn")
+    assert choose(threat_model="zero_knowledge") == strong  # he follows the classifier alone
+    assert choose(from_function(brightness)) == strong
+    assert choose(from_function(brightness), classifier=unseen) == ("square",)
+    with pytest.raises(InputError, match="the classifier says that it has none"):
         choose(attack="ddn", threat_model="zero_knowledge", classifier=unseen)
-    monkeypatch.delitem(settings.presets.ATTACKS, "square")
-    with pytest.raises(InputError, match="attack='square'"):
-        choose()
 
 
 def test_classifiers_are_looked_at_before_anything_runs(data):

@@ -23,7 +23,10 @@ class Detector:
       kind: "score" (flags an image whose score exceeds the threshold), "corrector" (changes the
         answer, flags nothing), "set" (judges sets of images) or "none" (the undefended classifier).
       needs_adversarial: whether `fit` wants adversarial training images.
-      differentiable: whether `score` and `logits` have useful gradients.
+      differentiable: whether `score` and `logits` have useful gradients. Where they have none only
+        attacks by values alone make sense, and only they are run.
+      surrogate_gradient: of one that is not differentiable, whether `score` and `logits` hand
+        gradients a differentiable stand-in (by `jax.custom_vjp`, say), so that others can be run.
       random: whether `score` uses its key; the judge then draws several times.
       logit_score: whether the score is a logit, so that a margin in it means what one in the
         classifier's logits does.
@@ -35,6 +38,7 @@ class Detector:
     kind: ClassVar[str] = "score"
     needs_adversarial: ClassVar[bool] = False
     differentiable: ClassVar[bool] = True
+    surrogate_gradient: ClassVar[bool] = False
     random: ClassVar[bool] = False
     logit_score: ClassVar[bool] = False
 
