@@ -191,6 +191,10 @@ def fit(
     if len(plan.attacks) > 1 and plan.preset in reruns.PRESETS:
         usual, each = (value * (1.0 + reruns.SHARE) for value in (usual, each))
     left = (1.0 - _SPARE) * (seconds - (time.perf_counter() - began)) - compiling
+    if left <= 0:
+        raise InputError(
+            "the time budget is used up by loading, fitting, measuring and compiling; give more time"
+        )
     return choose(
         usual, each, left, steps=int(attack.steps), available=len(case.splits.test.labels),
         num_images=num_images,

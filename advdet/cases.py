@@ -417,8 +417,8 @@ def _judge_and_enter(
     baseline, alone = None, np.zeros(len(step.goal), bool)
     if done.baseline is not None:
         baseline = done.baseline.records[name]["attack"]
-        kind = case.victim.defense.detector.kind  # a corrector's labels are not the baseline's
-        if kind != "corrector" and case.threat_model == "perfect_knowledge":
+        answers = type(case.victim.defense.detector).logits  # else labels are not the baseline's
+        if answers is Detector.logits and case.threat_model == "perfect_knowledge":
             alone = done.baseline.arrays[name]["success"]
     reach = probes.Reach(
         indicators.is_minimal(part), getattr(attack, "epsilon", None),

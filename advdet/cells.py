@@ -108,12 +108,12 @@ def attack_images(
       KeyboardInterrupt: after finished images were saved.
     """
     done, kept = _resumed(path, batch, resume)
-    if only is not None:
-        done = done | ~only
+    mine = np.ones(len(targets), bool) if only is None else only
+    done = done | ~mine
     root = jax.random.fold_in(jax.random.key(seed), _ATTACK)
     if free is not None:
         free = np.broadcast_to(free[None], batch.images.shape)
-    show = _Line(name, attack, len(targets), int(done.sum()), progress)
+    show = _Line(name, attack, int(mine.sum()), int((done & mine).sum()), progress)
     save_cost, saved_at, latest = 0.0, time.perf_counter(), None
 
     def merged(now):
@@ -131,7 +131,7 @@ def attack_images(
     def on_slice(now):
         nonlocal latest
         finished, found = merged(now)
-        show(now, finished, found)
+        show(now, finished & mine, found)
         news = latest is None or now.finished.sum() > latest.finished.sum()
         latest = now
         if path is not None and news and now.finished.any():
