@@ -193,7 +193,8 @@ def fit(
     left = (1.0 - _SPARE) * (seconds - (time.perf_counter() - began)) - compiling
     if left <= 0:
         raise InputError(
-            "the time budget is used up by loading, fitting, measuring and compiling; give more time"
+            "the time budget is used up by loading, fitting, measuring and compiling; give more "
+            "time"
         )
     return choose(
         usual, each, left, steps=int(attack.steps), available=len(case.splits.test.labels),
