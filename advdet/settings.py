@@ -156,9 +156,9 @@ def _chosen(
     """The attacks that a word means, of those that make sense on what the attacker is shown.
 
     A score or classifier without a useful gradient stops attacks that follow gradients, and no
-    others. So where it says so, a group means the attacks by values alone, and the others are refused by
-    name; unless it says that it has a surrogate gradient: then both are run, since a surrogate can
-    mislead.
+    others. So where it says so, a group means the attacks by values alone, and the others are
+    refused by name; unless it says that it has a surrogate gradient: then both are run, since a
+    surrogate can mislead.
 
     Raises:
       InputError: an unknown attack, or one that needs a gradient where there is none.
