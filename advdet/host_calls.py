@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_PIECE_BYTES = 96_000  # JAX copies what is below 100 KiB at once, on the spot
+_PIECE_BYTES = 102_000  # JAX copies what is below 100 KiB at once, on the spot
 _LOCK = threading.RLock()
 
 

@@ -60,14 +60,14 @@ class TorchFunction:
         torch = imported()
         function = functools.partial(self._rows, torch, fitted)
         width = self._trial(torch, function, images.shape[1:])
-        seeds = np.zeros(len(images), np.uint32)
+        seeds = ()
         if self.random:
             if key is None:
                 raise InputError(f"{self.what} draws random numbers and was given no key")
-            seeds = jax.random.bits(key, (len(images),), "uint32")
+            seeds = (jax.random.bits(key, (len(images),), "uint32"),)
         shape = (width,) if width else ()
         call = _differentiable if self.differentiable else _value
-        return call(_Host(torch, function, shape, self.threads), images, jnp.asarray(seeds))
+        return call(_Host(torch, function, shape, self.threads), jnp.asarray(images), seeds)
 
     def to_tensor(self, images: np.ndarray):
         """Images [N, H, W, C] in [0, 1] as the function wants them."""
@@ -82,8 +82,8 @@ class TorchFunction:
             images = images / torch.as_tensor(1.0 if self.std is None else self.std, **like)
         return images.permute(0, 3, 1, 2).contiguous() if self.layout == "NCHW" else images
 
-    def _rows(self, torch, fitted, images, seeds):
-        """The function's answers for a leaf tensor [N, H, W, C]."""
+    def _rows(self, torch, fitted, images, seeds=None):
+        """The function's answers for a leaf tensor [N, H, W, C]; seeds [N] where it is random."""
         function = fitted if self.function is None else self.function
         given = {} if self.function is None else {"fitted": fitted}
         ask = lambda x: _answers(torch, function, self.what, x, given)
@@ -133,14 +133,14 @@ class _Host:
         self._torch, self._function, self.shape = torch, function, shape
         self._threads = threads
 
-    def value(self, images, seeds):
+    def value(self, images, *seeds):
         with self._torch.no_grad(), self._settings():
-            found = self._function(self._torch.from_numpy(images), seeds)
+            found = self._function(self._torch.from_numpy(images), *seeds)
         return (found.cpu().numpy(),)
 
-    def value_and_ticket(self, images, seeds):
+    def value_and_ticket(self, images, *seeds):
         """The value, and [N, 2] the call's number and each image's row in it."""
-        leaf, found = self._with_graph(images, seeds)
+        leaf, found = self._with_graph(images, *seeds)
         number = next(_calls) % 2**31
         _graphs[number] = leaf, found
         while len(_graphs) > _GRAPHS_KEPT:
@@ -148,35 +148,39 @@ class _Host:
         ticket = np.stack([np.full(len(images), number), np.arange(len(images))], 1)
         return found.detach().cpu().numpy(), ticket.astype(np.int32)
 
-    def slope(self, images, seeds, tickets, pull):
+    def slope(self, images, tickets, pull, *seeds):
         """Each image's gradient of sum(pull * value); several rows may be of one image."""
-        pull = pull.reshape(len(images), *self.shape)
-        slope = np.zeros_like(images)
         active = np.flatnonzero(pull.reshape(len(images), -1).any(axis=1))
         if not len(active):
-            return (slope,)
+            return (np.zeros_like(images),)
         number, rows = tickets[active[0], 0], tickets[active, 1]
         kept = _graphs.pop(int(number), None)
         if kept is None or (tickets[active, 0] != number).any():
-            kept, rows = self._with_graph(images[active], seeds[active]), np.arange(len(active))
+            kept = self._with_graph(images[active], *(seed[active] for seed in seeds))
+            rows = np.arange(len(active))
         leaf, found = kept
-        turn = _occurrence(rows)
+        pull = pull.reshape(len(images), *found.shape[1:])
+        if len(active) == len(images) == len(leaf) and (rows == np.arange(len(rows))).all():
+            return (self._pull_back(leaf, found, pull, False),)  # as a rule
+        slope, turn = np.zeros_like(images), _occurrence(rows)
         for now in range(turn.max() + 1):
             chosen = turn == now
             cotangent = np.zeros(tuple(found.shape), np.float32)
-            cotangent[rows[chosen]] = pull[active[chosen]].reshape(-1, *found.shape[1:])
-            with self._settings():
-                (gradient,) = self._torch.autograd.grad(
-                    found, leaf, self._torch.from_numpy(cotangent).to(found.device),
-                    retain_graph=bool(now < turn.max()),
-                )  # fmt: skip
-            slope[active[chosen]] = gradient.cpu().numpy()[rows[chosen]]
+            cotangent[rows[chosen]] = pull[active[chosen]]
+            gradient = self._pull_back(leaf, found, cotangent, bool(now < turn.max()))
+            slope[active[chosen]] = gradient[rows[chosen]]
         return (slope,)
 
-    def _with_graph(self, images, seeds):
+    def _with_graph(self, images, *seeds):
         with self._torch.enable_grad(), self._settings():
             leaf = self._torch.from_numpy(images).requires_grad_(True)
-            return leaf, self._function(leaf, seeds)
+            return leaf, self._function(leaf, *seeds)
+
+    def _pull_back(self, leaf, found, cotangent, again: bool) -> np.ndarray:
+        cotangent = self._torch.from_numpy(cotangent).to(found.device)
+        with self._settings():
+            (gradient,) = self._torch.autograd.grad(found, leaf, cotangent, retain_graph=again)
+        return gradient.cpu().numpy()
 
     def _settings(self):
         if self._torch.get_num_threads() != self._threads:
@@ -195,7 +199,7 @@ def _occurrence(rows: np.ndarray) -> np.ndarray:
 
 
 def _value(host: _Host, images, seeds):
-    return host_calls.call(host.value, [(host.shape, np.float32)], images, seeds)[0]
+    return host_calls.call(host.value, [(host.shape, np.float32)], images, *seeds)[0]
 
 
 _differentiable = jax.custom_vjp(_value, nondiff_argnums=(0,))
@@ -203,14 +207,15 @@ _differentiable = jax.custom_vjp(_value, nondiff_argnums=(0,))
 
 def _forward(host, images, seeds):
     results = [(host.shape, np.float32), ((2,), np.int32)]
-    value, tickets = host_calls.call(host.value_and_ticket, results, images, seeds)
+    value, tickets = host_calls.call(host.value_and_ticket, results, images, *seeds)
     return value, (images, seeds, tickets)
 
 
 def _backward(host, kept, pull):
     images, seeds, tickets = kept
     results = [(images.shape[1:], np.float32)]
-    return *host_calls.call(host.slope, results, images, seeds, tickets, pull), None
+    slope = host_calls.call(host.slope, results, images, tickets, pull, *seeds)
+    return *slope, tuple(None for _ in seeds)
 
 
 _differentiable.defvjp(_forward, _backward)

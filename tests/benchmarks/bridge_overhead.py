@@ -5,8 +5,10 @@
 
 Run it on an idle machine with torch installed (`pip install -e '.[torch]'`). One torch network, one
 batch on one JAX device, in turn: called directly, through the bridge in a compiled loop, and
-directly again, so that a change of the machine's load shows. The ratio is of the medians; the last
-line is that of a whole attack (DDN) over all devices, its own arithmetic included.
+directly again, so that a change of the machine's load shows. Processor time stands beside the time
+on the clock: on a busy machine it alone says something, with one torch thread (OMP_NUM_THREADS=1;
+idle threads of torch spin). The last line is of a whole attack (DDN) over all devices, its own
+arithmetic included.
 """
 
 import pathlib
@@ -46,19 +48,18 @@ def network(channels: int, side: int) -> nn.Module:
 
 
 def direct(net, images, targets):
-    """Seconds for a step of `_STEPS`, each a margin's gradient at a slightly other place."""
+    """`_STEPS` steps, each a margin's gradient at a slightly other place; the last images."""
     x = torch.tensor(images.transpose(0, 3, 1, 2)).contiguous()
     wanted = nn.functional.one_hot(torch.tensor(targets).long(), 10).bool()
     for parameter in net.parameters():
         parameter.requires_grad_(False)
-    began = time.perf_counter()
     for _ in range(_STEPS):
         x.requires_grad_(True)
         logits = net(x)
         other = logits.masked_fill(wanted, -torch.inf).amax(1)
         (slope,) = torch.autograd.grad((other - logits[wanted]).sum(), x)
         x = (x.detach() - 1e-4 * slope).clamp(0, 1)
-    return (time.perf_counter() - began) / _STEPS, x.numpy().transpose(0, 2, 3, 1)
+    return x.numpy().transpose(0, 2, 3, 1)
 
 
 def bridged(classifier):
@@ -75,12 +76,14 @@ def bridged(classifier):
 
         return jax.lax.fori_loop(0, _STEPS, step, images)
 
-    def run(images, targets):
-        began = time.perf_counter()
-        found = jax.block_until_ready(loop(images, targets))
-        return (time.perf_counter() - began) / _STEPS, np.asarray(found)
+    return loop
 
-    return run
+
+def spent(function, *arguments):
+    """(on the clock, of the processor) milliseconds a step."""
+    clock, processor = time.perf_counter(), time.process_time()
+    jax.block_until_ready(function(*arguments))
+    return 1e3 * np.array([time.perf_counter() - clock, time.process_time() - processor]) / _STEPS
 
 
 def main(name="mnist", rounds=str(_ROUNDS)):
@@ -91,24 +94,21 @@ def main(name="mnist", rounds=str(_ROUNDS)):
     targets = rng.integers(0, 10, _BATCH).astype(np.int32)
     classifier = bridges.torch_classifier(net)
     loop = bridged(classifier)
-    _, plain = direct(net, images, targets)
-    _, through = loop(images, targets)
-    np.testing.assert_allclose(plain, through, atol=1e-5)
+    np.testing.assert_allclose(direct(net, images, targets), loop(images, targets), atol=1e-5)
     print(f"{torch.get_num_threads()} torch threads, {jax.device_count()} JAX devices")
-    times = {"directly": [], "bridged": [], "directly again": []}
+    plain, through = [], []
     for _ in range(int(rounds)):
-        times["directly"].append(direct(net, images, targets)[0])
-        times["bridged"].append(loop(images, targets)[0])
-        times["directly again"].append(direct(net, images, targets)[0])
-    for what, found in times.items():
-        middle = np.median(found)
+        plain.append(spent(direct, net, images, targets))
+        through.append(spent(loop, images, targets))
+        plain.append(spent(direct, net, images, targets))
+    for column, what in enumerate(("on the clock", "of the processor")):
+        without, having = np.array(plain)[:, column], np.array(through)[:, column]
         print(
-            f"{what}: {1e3 * middle:.2f} ms for a batch of {_BATCH} (from {1e3 * min(found):.2f} "
-            f"to {1e3 * max(found):.2f}), {_BATCH / middle:,.0f} gradients a second"
+            f"milliseconds {what} for a batch of {_BATCH}, median (fastest): directly "
+            f"{np.median(without):.2f} ({without.min():.2f}), bridged {np.median(having):.2f} "
+            f"({having.min():.2f}); ratio {np.median(having) / np.median(without):.3f} "
+            f"({having.min() / without.min():.3f})"
         )
-    plain = times["directly"] + times["directly again"]
-    print(f"ratio of medians: {np.median(times['bridged']) / np.median(plain):.3f}")
-    print(f"ratio of the fastest: {min(times['bridged']) / min(plain):.3f}")
     many = np.tile(images, (2 * jax.device_count(), 1, 1, 1))
     progress = driver.run(
         jax.random.key(0), DDN(_STEPS), Generic(), undefended(classifier), many,
