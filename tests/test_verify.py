@@ -56,7 +56,7 @@ def stored(scene, tmp_path_factory):
                 copy = (toys.network(7), detector)
             given = dict(
                 classifier=network, data=data, threat_model=threat_model,
-                attack="all" if name == "score" else "ddn",
+                attack="all" if name == "given" else "ddn",
                 preset="smoke", num_images=N, steps=20, binary_search_steps=1, lanes=toys.LANES,
                 results_dir=tmp_path_factory.mktemp(name), surrogate=copy, progress=False,
             )  # fmt: skip
@@ -87,7 +87,7 @@ def of(found, verdict):
     return {claim.name for claim in found if claim.verdict == verdict}
 
 
-CASES = [(name, "ddn") for name in HONEST] + [("score", "carlini_wagner"), ("score", "best")]
+CASES = [(name, "ddn") for name in HONEST] + [("given", "carlini_wagner"), ("given", "best")]
 
 
 @pytest.mark.parametrize(("name", "attack"), CASES)
@@ -250,6 +250,22 @@ def test_flipped_successes_are_refuted_with_the_figures_made_to_fit(stored, chec
     assert before < 1
     refuted = of(check(forged(path, tmp_path, edit, flip)), claims.REFUTED)
     assert {"judged_success", "flagged", "attack.success_rate.0.5"} <= refuted
+
+
+def test_a_miss_that_reaches_no_goal_is_refuted(scene, stored, check, tmp_path):
+    """A clean image passed off as one that fooled the classifier, so that detection rates move."""
+    _, data = scene
+
+    def pass_off(arrays):
+        row = int(np.argmax(arrays["success"] & arrays["clean_correct"]))
+        for name in ("success", "missed", "nearest_miss"):
+            arrays[name] = arrays[name].copy()
+        arrays["success"][row], arrays["missed"][row] = False, True
+        arrays["nearest_miss"][row] = data.test.images[row]
+
+    for name in ("score", "unaware"):
+        found = check(forged(stored(name), tmp_path, array_change=pass_off))
+        assert {"success, missed", "distance"} <= of(found, claims.REFUTED)
 
 
 def test_an_unsealed_change_is_refuted_by_the_seal_alone(stored, check, tmp_path):
