@@ -38,7 +38,8 @@ class Cli:
         self.env = {"ADVDET_CACHE": str(cache), "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
         self._folder, self._count = folder, 0
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["experiments.evaluation", "advdet", "matplotlib"])
+        # Not the entry points' modules: their flags, once made, would be there for every command.
+        self._context.set_forkserver_preload(["advdet", "matplotlib"])
 
     def __call__(self, *words: str, module="perfect_knowledge", env=None) -> Ran:
         """Runs `python -m experiments.<module> <words>` to its end."""
