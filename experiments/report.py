@@ -242,7 +242,7 @@ def curve_picture(path: Path, name: str, values, records) -> None:
 
     figure, axis = plt.subplots(figsize=(5.5, 4))
     points = [
-        (record["attack"]["mean_l2"], rate(record), record["intervals"]["success_rate"], value)
+        (record["attack"]["mean_l2"], _rate(record), record["intervals"]["success_rate"], value)
         for value, record in zip(values, records)
         if record["attack"]["mean_l2"] is not None
     ]
@@ -253,7 +253,7 @@ def curve_picture(path: Path, name: str, values, records) -> None:
     axis.plot([p[0] for p in points], [p[1] for p in points], "o-", color="C0", markersize=4)
     axis.set_xlabel("mean L2 of the successes")
     axis.set_ylabel("success, undetected (95 % interval)")
-    axis.settitle(_title(records[0]).splitlines()[0], fontsize=9)
+    axis.set_title(_title(records[0]).splitlines()[0], fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
@@ -291,13 +291,13 @@ def sheet(path: Path, clean, arrays, count: int = 10) -> None:
             axes[2, k].imshow(scaled, interpolation="nearest")
         share = arrays["judged_success"][k]
         label, target = int(arrays["label"][k]), int(arrays["target_class"][k])
-        axes[0, k].settitle(f"{label}", fontsize=9)
+        axes[0, k].set_title(f"{label}", fontsize=9)
         wanted = f"as {target}" if target != label else "as another"
         passes = {0: "fails", 1: "passes"}.get(share, f"passes {share:.0%}")
-        axes[1, k].settitle(f"{wanted}: {passes}", fontsize=9)
+        axes[1, k].set_title(f"{wanted}: {passes}", fontsize=9)
         distance = arrays["distance"][k]
         found = f"L2 {distance:.2f}" if np.isfinite(distance) else "no success"
-        axes[2, k].settitle(found, fontsize=9)
+        axes[2, k].set_title(found, fontsize=9)
     for axis, row in zip(axes[:, 0], ("original", "adversarial", "difference, scaled")):
         axis.set_ylabel(row, fontsize=9)
     for axis in axes.flat:

@@ -59,10 +59,10 @@ def project(
 
 def draw(key: jax.Array, free: jax.Array, *, norm: str, epsilon: jax.Array) -> jax.Array:
     """A uniform draw [H, W, C] from the ball around 0 in the free pixels."""
-    key_direction, key_length = jax.random.split(key)
     if norm == "linf":
-        moves = jax.random.uniform(key_direction, free.shape, minval=-1.0, maxval=1.0)
+        moves = jax.random.uniform(key, free.shape, minval=-1.0, maxval=1.0)
         return epsilon * jnp.where(free, moves, 0.0)
+    key_direction, key_length = jax.random.split(key)
     direction = normalised(jnp.where(free, jax.random.normal(key_direction, free.shape), 0.0))
     dimensions = jnp.maximum(jnp.sum(free), 1).astype(jnp.float32)
     return epsilon * direction * jax.random.uniform(key_length) ** (1.0 / dimensions)
