@@ -205,13 +205,13 @@ def test_a_direction_within_the_span_of_the_others_is_kept_and_missing_ones_do_n
 def test_a_step_serves_the_classifier_until_it_is_wrong_and_then_lowers_the_score(
     guarded, kind, targeted
 ):
-    """Target 0 too: a class number is no truth value. The score stays above the threshold."""
+    """Target 0 too: a class number is no truth value. All images are flagged throughout."""
     defense = dataclasses.replace(guarded[0], threshold=jnp.float32(-100.0))
     images = np.random.RandomState(3).uniform(0.35, 0.65, (toys.ROWS, *toys.SHAPE))
     images = images.astype(np.float32)  # no step meets the box
     labels = toys.predicted(defense.classifier, images)
     wanted = np.where(labels == 0, 1, 0).astype(np.int32) if targeted else labels
-    attack = KINDS[kind](0.5, 100, 1.0, "l2", random_start=False)  # short steps
+    attack = KINDS[kind](0.5, 100, 2.0, "l2", random_start=False)  # short steps
     objective = Generic(targeted=targeted)
 
     def seen(states):
@@ -223,11 +223,11 @@ def test_a_step_serves_the_classifier_until_it_is_wrong_and_then_lowers_the_scor
         return margins, logits.argmax(1), np.asarray(defense.score(jax.random.key(0), current))
 
     keys, states = begin(attack, images, wanted)
-    turns = set()
-    for _ in range(60):
-        margins, rivals, scores = seen(states)
+    now, turns = seen(states), set()
+    for _ in range(30):
+        margins, rivals, scores = now
         states = look(attack, objective, defense, keys, states)
-        later, new_rivals, lower = seen(states)
+        now = later, new_rivals, lower = seen(states)
         waiting = margins > -attack.slack
         smooth = waiting & (rivals == new_rivals)  # no kink on the way
         assert (later < margins)[smooth].all()
@@ -236,6 +236,11 @@ def test_a_step_serves_the_classifier_until_it_is_wrong_and_then_lowers_the_scor
             assert np.abs(lower - scores)[waiting].max(initial=0) < 1e-4
         turns |= set(waiting)
     assert turns == {True, False}
+
+
+@jax.jit
+def one_step(attack, objective, state):
+    return attack.step(jax.random.key(0), objective, None, state)
 
 
 @jax.tree_util.register_dataclass
@@ -268,18 +273,12 @@ def test_with_several_goals_the_joint_loss_is_of_the_open_ones_and_turns_go_in_o
     levels, joint, single
 ):
     image = jnp.zeros((1, 3, 1))
-    args = (
-        jax.random.key(0),
-        jnp.int32(0),
-        image,
-        jnp.int32(0),
-        image,
-        jnp.ones(image.shape, bool),
-    )
+    free = jnp.ones(image.shape, bool)
     moves = {}
     for kind in KINDS:
         attack = KINDS[kind](1.0, 10, 1.0, random_start=False, bounds=(-1.0, 1.0))
-        state = attack.step(jax.random.key(0), Given(levels=levels), None, attack.init(*args))
+        state = attack.init(jax.random.key(0), jnp.int32(0), image, jnp.int32(0), image, free)
+        state = one_step(attack, Given(levels=levels), state)
         moves[kind] = -10 * np.asarray(state.walk.current).ravel()
     np.testing.assert_allclose(moves["pgd"], joint, rtol=1e-5)
     np.testing.assert_allclose(moves["selective_pgd"], np.arange(3) == single, rtol=1e-5)
@@ -367,14 +366,13 @@ def test_on_two_bumps_the_joint_loss_fails_at_all_weights_and_taking_turns_does_
     attack = PGD(**settings)
     one = lambda weight: on_bumps(attack, Bumps(weight=weight, joint=True), start)
     found, last = jax.vmap(one)(jnp.asarray(WEIGHTS))
-    assert not np.asarray(jax.vmap(lambda x: jnp.max(jnp.stack(Bumps().values(x))))(last) < 0)[
-        ~found.success
-    ].any()
+    success = np.asarray(found.success)
     if norm == "linf":
-        assert not found.success.any()
+        assert not success.any()
     else:  # where A and B pull alike a walk passes through the lens on its way to one of them
-        assert found.success.mean() < 0.06
-        assert not found.success[[0, 40, 60, 100, 120, 160]].any()
+        assert success.mean() < 0.06
+    f, g = map(np.asarray, jax.vmap(Bumps().values)(last))
+    assert ((f < 0) ^ (g <= 0))[~success].all()  # at the bottom of one of them
     for kind in (SelectivePGD, OrthogonalPGD):
         result, _ = on_bumps(kind(**settings), Bumps(), start)
         f, g = Bumps().values(result.image)

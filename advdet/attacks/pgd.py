@@ -11,9 +11,11 @@ classifier's first, of which a goal is open while its loss is above 0:
     orthogonal_pgd  the same, less its components along the gradients of all other goals, so that to
                     first order a step for one goal leaves the others as they are
 
-The weight in a joint loss can be wrong at every value: where the goals pull apart, descent on
-f + lambda g ends at the bottom of one of them. Selective and orthogonal steps need no weight. None
-of the two is the better one throughout; take the best of all for each image
+A joint loss needs a weight, and where the goals pull apart each weight can be wrong: descent on
+f + lambda g ends at the bottom of f or of g. Hinges, which drop a goal once it is reached, cure the
+plain cases; selective and orthogonal steps need no weight at all. Orthogonal ones give away what
+serves both goals: where the gradients are nearly parallel (a density under the class aimed at, say)
+little is left to follow. None is the best one throughout; take the best of all for each image
 (`--attack=fixed_radius`).
 
 All minimise: a loss is above 0 where something is left to do, targeted or not, so no sign depends
