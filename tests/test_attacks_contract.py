@@ -294,8 +294,13 @@ def scene():
 
 
 def enough(name, result, share=1.0):
-    """Whether at least this share succeeded; of a weak attack, whether any did."""
-    return result.success.any() if name in WEAK else result.success.mean() >= share
+    """Whether at least this share succeeded; of a weak attack, whether any did.
+
+    A random search is given a little: it has no slope that leads to the last images.
+    """
+    if name in WEAK:
+        return result.success.any()
+    return result.success.mean() >= (0.8 * share if name in presets.GRADIENT_FREE else share)
 
 
 @every
@@ -423,6 +428,8 @@ def test_an_attack_begins_at_its_start(name, scene):
     shortest = {"binary_search_steps": 1} if name == "carlini_wagner" else {}
     if hasattr(FAST[name], "random_start"):
         shortest = {"random_start": False}
+    if name in FIXED_RADIUS:  # the start lies within it
+        shortest |= {"epsilon": 1.0}
     # All but the strong ones look once more after their last step.
     one_look = dataclasses.replace(FAST[name], steps=1 if name in STRONG else 0, **shortest)
     from_image = toys.attack(one_look, Generic(), undefended(net), images, targets)

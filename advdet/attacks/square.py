@@ -89,10 +89,13 @@ class Square:
         look = lambda image: objective(key_goals, defense, image, walk.target)
         hinges = lambda goals: jnp.sum(jnp.maximum(goals.losses, 0.0))
 
-        goals = look(walk.current)
-        loss, known = hinges(goals), state.loss
-        if objective.is_random(defense):
-            known = jnp.where(walk.iteration > 0, hinges(look(state.kept)), state.loss)
+        if objective.is_random(defense):  # both by the same draws
+            both = jax.vmap(look)(jnp.stack([walk.current, state.kept]))
+            goals, again = (jax.tree.map(lambda leaf, at=at: leaf[at], both) for at in (0, 1))
+            known = jnp.where(walk.iteration > 0, hinges(again), state.loss)
+        else:
+            goals, known = look(walk.current), state.loss
+        loss = hinges(goals)
         best, accepted = base.look(key_accept, objective, defense, walk, goals)
         better = loss <= known
         kept = jnp.where(better, walk.current, state.kept)
