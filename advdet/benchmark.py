@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from advdet import budgets, cases, datasets, detectors, results, settings
+from advdet import attacking, budgets, cases, datasets, detectors, results, settings
 from advdet.cases import Evaluation
 from advdet.detectors import Detector
 from advdet.detectors.function import FunctionDetector
@@ -159,7 +159,7 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
             for change in changes
         ]
         case = budgets.stated(case, plans[0], choice)
-    return [cases.attack_case(case, plan) for plan in plans]
+    return [attacking.attack_case(case, plan) for plan in plans]
 
 
 def _budget(given: dict[str, Any]) -> float | None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from advdet.cases import check_classifier
 from advdet.detectors import Detector
+from advdet.inputs import check_classifier
 from advdet.splits import Splits, assert_disjoint
 from advdet.training import accuracy
 from advdet.types import Batch, Classifier, InputError, PyTree

@@ -34,6 +34,31 @@ def logits_of(classifier: Classifier, images: np.ndarray) -> np.ndarray:
         ) from error
 
 
+def check_classifier(classifier: Classifier, splits: Splits) -> None:
+    """Refuses a classifier that gives probabilities, or another number of classes, or wavers.
+
+    Raises:
+      InputError: it does.
+    """
+    images = splits.threshold.images[:100]
+    logits = logits_of(classifier, images)
+    if logits.shape != (len(images), splits.num_classes):
+        raise InputError(
+            f"the classifier gives an array of shape {logits.shape} for {len(images)} images of "
+            f"{splits.name}; wanted [{len(images)}, {splits.num_classes}] logits"
+            f"{class_hint(logits, splits)}"
+        )
+    if not np.isfinite(logits).all():
+        raise InputError("the classifier's logits are not finite on clean images")
+    if (logits >= 0).all() and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
+        raise InputError(
+            "the classifier returns probabilities (rows that sum to 1), not logits: gradients "
+            "through a softmax vanish and any detector would look strong; return what goes into "
+            "the softmax"
+        )
+    check_classifier_is_steady(classifier, images, logits)
+
+
 def class_hint(logits: np.ndarray, splits: Splits) -> str:
     """What to do where the classifier knows more classes than the labels of arrays show."""
     more = logits.ndim == 2 and logits.shape[1] > splits.num_classes

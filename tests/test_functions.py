@@ -13,7 +13,7 @@ import pytest
 import toys
 
 import advdet
-from advdet import bridges, cases, detectors, fits, inputs, nets, records, settings, victims
+from advdet import bridges, detectors, fits, inputs, nets, records, settings, victims
 from advdet.attacks.objectives import Generic
 from advdet.defenses import score_images
 from advdet.detectors.function import Held
@@ -217,7 +217,7 @@ def test_classifiers_are_looked_at_before_anything_runs(data):
         (lambda x: x.transpose(0, 3, 1, 2) @ weights, "cannot be called on images of shape"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
-            cases.check_classifier(Classifier.from_function(logits), data)
+            inputs.check_classifier(Classifier.from_function(logits), data)
     assert inputs.accuracy_warning(own_data.jax_classifier(), data) is None
     shifted = Classifier.from_function(lambda x: jnp.roll(flat(x) @ weights + bias, 1, axis=1))
     assert "trained with?" in inputs.accuracy_warning(shifted, data)

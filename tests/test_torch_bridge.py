@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import toys
 
-from advdet import bridges, cases, torch_bridge
+from advdet import bridges, inputs, torch_bridge
 from advdet.attacks import DDN, CarliniWagner
 from advdet.attacks.objectives import Generic
 from advdet.defenses import score_images, undefended
@@ -272,7 +272,7 @@ def test_training_mode_and_batch_statistics_are_refused():
          "returns probabilities"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
-            cases.check_classifier(classifier, data)
+            inputs.check_classifier(classifier, data)
 
 
 def test_a_fit_gets_tensors_and_a_seed_of_its_own():
