@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import cells, records, results, settings, training
+from advdet import cells, records, results, settings, starts, training
 from advdet.assess import assess, reference_figures
 from advdet.attacks import presets
 from advdet.attacks.base import AttackResult
-from advdet.attacks.objectives import Generic
+from advdet.attacks.objectives import Generic, Objective
 from advdet.defenses import Defense, FittedDefense, undefended
 from advdet.detectors import Detector
 from advdet.judge import ATTACKERS_OWN, NUM_OWN_DRAWS, judge
@@ -278,15 +278,26 @@ def _one_attack(step: _Step, name: str) -> None:
                 f"a partial result lies in {results.partial_path(path)}; without --resume this run "
                 "starts anew"
             )
-        objective, start = settings.make_objective(plan, case.defense_name), None
-        if objective.starts_undefended:
-            start = _first_stage(step, name, attack)
+        objective = settings.make_objective(plan, case.defense_name)
         found, seconds = cells.attack_in_variants(
             f"{case.defense_name}, {name}", attack, objective, step.view, done.clean, step.goal,
-            start=start, seed=plan.seed, lanes=plan.lanes, path=path, resume=case.resume,
-            progress=case.progress,
+            start=lambda variant: _start(step, name, attack, variant), seed=plan.seed,
+            lanes=plan.lanes, path=path, resume=case.resume, progress=case.progress,
         )  # fmt: skip
     _judge_and_enter(step, name, part, path, found, seconds)
+
+
+def _start(step: _Step, name: str, attack, objective: Objective) -> np.ndarray | None:
+    """Where an attack begins; None for the clean images."""
+    if objective.begins == "undefended":
+        return _first_stage(step, name, attack)
+    if objective.begins == "natural":
+        case, done = step.case, step.done
+        half = "attacker" if case.threat_model == "limited_knowledge" else "full"
+        return starts.natural(
+            objective, step.view, case.splits.half(half).train, done.clean, step.goal
+        )
+    return None
 
 
 def _first_stage(step: _Step, name: str, attack) -> np.ndarray:

@@ -52,7 +52,7 @@ class DDN:
 
     Attributes:
       steps: gradient steps.
-      initial_radius: the first norm.
+      initial_radius: the first norm; from a start that is farther away, that start's own.
       gamma: by what share the norm shrinks or grows in a step.
       first_step, last_step: step length along the direction, between them a cosine.
       bounds: the box.
@@ -68,12 +68,14 @@ class DDN:
     def init(self, key, image_id, image, target, start, free) -> State:
         """A fresh state; `image`, `start`, `free` are [H, W, C], `target` [] int32."""
         del key, image_id
+        current = jnp.where(free, start, image)
+        away = jnp.sqrt(jnp.sum(jnp.square(current - image)))
         return State(
             image=image,
-            current=jnp.where(free, start, image),
+            current=current,
             free=free,
             target=target,
-            radius=jnp.asarray(self.initial_radius, jnp.float32),
+            radius=jnp.maximum(jnp.asarray(self.initial_radius, jnp.float32), away),
             iteration=jnp.int32(0),
             best=base.nothing_yet(image),
             num_gradients=jnp.int32(0),
