@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -36,20 +37,29 @@ def random_targets(seed: int, labels: np.ndarray, ids: np.ndarray, num_classes: 
 
 
 def attack_in_variants(
-    name: str, attack, objective, view, *where, start=None, path: Path | None = None, **options
+    name: str,
+    attack,
+    objective,
+    view,
+    *where,
+    start: Callable[..., np.ndarray | None] = lambda variant: None,
+    path: Path | None = None,
+    **options,
 ) -> tuple[AttackResult, dict[str, float]]:
     """Attacks with each variant of an objective; the nearest success of each image counts.
 
     Args: as those of `attack_images`; `view` is the defence that the attacker is shown, of which
-      each variant makes what it works with. Variants keep partial files of their own.
+      each variant makes what it works with, and `start` takes a variant and gives its start.
+      Variants keep partial files of their own.
     """
     variants, parts, seconds = objective.variants(), [], {"compile": 0.0, "run": 0.0}
     for number, variant in enumerate(variants):
         many = len(variants) > 1
         own = path and (variant_path(path, number) if many else path)
+        begin = start(variant)
         found, spent = attack_images(
             f"{name} ({number + 1} of {len(variants)})" if many else name, attack, variant,
-            variant.view(view, start), *where, start=start, free=variant.free(view), path=own,
+            variant.view(view, begin), *where, start=begin, free=variant.free(view), path=own,
             **options,
         )  # fmt: skip
         parts.append(found)

@@ -54,9 +54,8 @@ def headline(step: Step) -> None:
         seconds["again"] = spent
     extra = {"attack": np.array(names)[pick]}
     runs.judge_and_enter(
-        step, "best", part, path, found, seconds, runs.made(step, best), runs.start(step, best),
-        {"nearer_again": sign}, extra,
-    )  # fmt: skip
+        step, "best", part, path, found, seconds, best, {"nearer_again": sign}, extra
+    )
 
 
 def _again(step: Step, name: str, found: AttackResult, attacked: np.ndarray):
@@ -77,7 +76,8 @@ def _again(step: Step, name: str, found: AttackResult, attacked: np.ndarray):
     return reruns.again(
         name, runs.made(step, name), step.objective, step.view, done.clean, step.goal, found, rows,
         label=f"{case.defense_name}, {name} with its steps doubled, {rows.sum()} images",
-        start=runs.start(step, name), seed=plan.seed, progress=case.progress,
+        start=lambda variant: runs.start(step, name, variant), seed=plan.seed,
+        progress=case.progress,
     )  # fmt: skip
 
 

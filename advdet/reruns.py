@@ -6,6 +6,7 @@ It costs a run, so only some images get it, as many as cost a tenth of what the 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def again(
     rows: np.ndarray,
     *,
     label: str,
-    start: np.ndarray | None,
+    start: Callable[..., np.ndarray | None],
     seed: int,
     progress: bool,
 ) -> tuple[dict[str, Any], float]:
@@ -58,7 +59,7 @@ def again(
       found: [N] the headline.
       rows: of `affordable`.
       label: for the progress line.
-      start: [N, H, W, C] where attacks begin; the images where None.
+      start: as in `cells.attack_in_variants`.
       seed: of the run.
       progress: show a line on stderr.
     """

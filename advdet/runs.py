@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from advdet import cells, indicators, probes, results, settings
+from advdet import cells, indicators, probes, results, settings, starts
 from advdet.assess import assess
 from advdet.attacks import presets
 from advdet.attacks.base import AttackResult
@@ -27,7 +27,7 @@ class Step(NamedTuple):
       done: what is finished so far.
       goal: [N] wanted classes, the true ones of an untargeted run.
       images_from: the evaluation whose images are judged, None where attacks are run.
-      starts: attack -> [N, H, W, C], where it began, as far as this is known.
+      starts: (attack, how it begins) -> [N, H, W, C], as far as this is known.
     """
 
     case: Case
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     done: Evaluation
     goal: np.ndarray
     images_from: Evaluation | None
-    starts: dict[str, np.ndarray]
+    starts: dict[tuple[str, str], np.ndarray]
 
     @property
     def objective(self) -> Objective:
@@ -72,12 +72,12 @@ def one_attack(step: Step, name: str) -> None:
             )
         found, seconds = cells.attack_in_variants(
             f"{case.defense_name}, {name}", attack, step.objective, step.view, done.clean,
-            step.goal, start=start(step, name), seed=plan.seed, lanes=plan.lanes, path=path,
-            resume=case.resume, progress=case.progress,
+            step.goal, start=lambda variant: start(step, name, variant), seed=plan.seed,
+            lanes=plan.lanes, path=path, resume=case.resume, progress=case.progress,
         )  # fmt: skip
     why = "not compared yet"
     more = {"nearer_attack": indicators.entry("nearer_attack", None, reason=why)}
-    judge_and_enter(step, name, part, path, found, seconds, attack, start(step, name), more)
+    judge_and_enter(step, name, part, path, found, seconds, name, more)
 
 
 def made(step: Step, name: str):
@@ -87,13 +87,19 @@ def made(step: Step, name: str):
     return settings.make_attack(step.plan, name, step.case.splits, maker)
 
 
-def start(step: Step, name: str) -> np.ndarray | None:
-    """Where an attack begins; None for the clean images."""
-    if not step.objective.starts_undefended:
+def start(step: Step, name: str, variant: Objective) -> np.ndarray | None:
+    """Where an attack with a variant of the objective begins; None for the clean images."""
+    case, done, known = step.case, step.done, (name, variant.begins)
+    if variant.begins == "image":
         return None
-    if name not in step.starts:
-        step.starts[name] = _first_stage(step, name, made(step, name))
-    return step.starts[name]
+    if known not in step.starts and variant.begins == "undefended":
+        step.starts[known] = _first_stage(step, name, made(step, name))
+    elif known not in step.starts:
+        half = "attacker" if case.threat_model == "limited_knowledge" else "full"
+        step.starts[known] = starts.natural(
+            variant, step.view, case.splits.half(half).train, done.clean, step.goal
+        )
+    return step.starts[known]
 
 
 def _first_stage(step: Step, name: str, attack) -> np.ndarray:
@@ -112,11 +118,13 @@ def _first_stage(step: Step, name: str, attack) -> np.ndarray:
     return np.where(success[:, None, None, None], image, done.clean.images)
 
 
-def judge_and_enter(
-    step: Step, name, part, path, found, seconds, attack, start, more, extra=None
-) -> None:
-    """Judges what was found, keeps the record, drops partial files."""
-    case, plan, done = step.case, step.plan, step.done
+def judge_and_enter(step: Step, name, part, path, found, seconds, ran, more, extra=None) -> None:
+    """Judges what was found, keeps the record, drops partial files.
+
+    Args:
+      name: of the record; `ran` is that of an attack, whose manner the indicators look at.
+    """
+    case, plan, done, attack = step.case, step.plan, step.done, made(step, ran)
     baseline, alone = None, np.zeros(len(step.goal), bool)
     if done.baseline is not None:
         baseline = done.baseline.records[name]["attack"]
@@ -129,7 +137,7 @@ def judge_and_enter(
     )  # fmt: skip
     probe = lambda attacked: probes.probe(
         step.objective, step.view, done.clean, step.goal, found, attacked, seed=plan.seed,
-        reach=reach, start=start,
+        reach=reach, start=start(step, ran, step.objective.variants()[0]),
     )  # fmt: skip
     record, arrays = assess(
         run=part, victim=case.victim, clean=done.clean, test=case.splits.test, goal=step.goal,

@@ -5,10 +5,12 @@ image put together from them (cnn), each attacked end to end without a target; t
 network's distance is the line to compare with. Networks are trained once and kept in the cache.
 
 python -m experiments.pca_curve --num_images=100
+python -m experiments.pca_curve --defense=pca_reduction:epochs=4 --components=9,25,784
 """
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from absl import flags
@@ -27,7 +29,8 @@ VARIANTS = flags.DEFINE_list("variants", ["fc", "cnn"], "Which networks: fc, cnn
 def main() -> None:
     """Runs the sweep, prints the curve, and saves it as JSON and picture."""
     import advdet
-    from advdet import datasets, results
+    from advdet import datasets, detectors, results
+    from advdet.types import InputError
     from experiments import report
 
     settings = evaluation.settings()
@@ -35,13 +38,18 @@ def main() -> None:
     settings |= {"data": splits, "targets": settings["targets"] or "untargeted"}
     settings |= {"attack": settings["attack"] or "carlini_wagner"}
     counts = [int(k) for k in evaluation.numbers("components", COMPONENTS.value)]
+    given = detectors.from_spec(evaluation.DEFENSE.value)
+    if not isinstance(given, detectors.PcaReduction):
+        raise InputError(
+            f"the curve is of pca_reduction, not of {evaluation.DEFENSE.value}; --defense may give "
+            "its epochs (pca_reduction:epochs=4)"
+        )
     command = evaluation.command("pca_curve")
     curves, baseline = {}, None
     for variant in VARIANTS.value:
         for k in counts:
-            done = advdet.evaluate(
-                f"pca_reduction:components={k},variant={variant}", command=command, **settings
-            )
+            detector = dataclasses.replace(given, components=k, variant=variant)
+            done = advdet.evaluate(detector, command=command, **settings)
             record = list(done.records.values())[-1]
             baseline = list(done.baseline.records.values())[-1]["attack"]["mean_l2"]
             curves.setdefault(variant, []).append({

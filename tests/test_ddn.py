@@ -193,3 +193,18 @@ def test_the_norm_shrinks_while_all_goals_are_met_and_grows_otherwise():
         seen += list(met)
         states = after
     assert set(seen) == {True, False}
+
+
+def test_from_a_start_that_is_farther_away_the_radius_is_that_start_s():
+    net = toys.network()
+    images = toys.digits(3)
+    targets = toys.wrong_targets(net, images)
+    far = toys.attack(DDN(100), Generic(confidence=5.0), undefended(net), images, targets).image
+    away = np.sqrt(np.square(far - images).sum((1, 2, 3)))
+    begin = lambda start: jax.vmap(
+        lambda image, start: DDN().init(
+            None, None, image, jnp.int32(0), start, jnp.ones(image.shape, bool)
+        ).radius
+    )(jnp.asarray(images), jnp.asarray(start))  # fmt: skip
+    np.testing.assert_allclose(begin(far), np.maximum(away, 1.0), rtol=1e-5)
+    np.testing.assert_array_equal(begin(images), 1.0)

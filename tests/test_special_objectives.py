@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toys
 
-from advdet import cells
+from advdet import cells, starts
 from advdet.attacks import CarliniWagner
 from advdet.attacks.objectives import make, resolve
 from advdet.attacks.special_objectives import (
@@ -212,7 +212,7 @@ def test_two_stages_take_some_centres_of_each_class_and_one_constant(density):
     assert [(labels == c).sum() for c in range(3)] == [15, 15, 10]
     all_rows = {tuple(row) for row in np.asarray(density.fitted["centres"])}
     assert all(tuple(row) in all_rows for row in np.asarray(view.fitted["centres"]))
-    assert objective.starts_undefended
+    assert objective.begins == "undefended" and objective.variants() == (objective,)
     goals = objective(jax.random.key(0), view, jnp.asarray(toys.digits(2, 1)[0]), jnp.int32(1))
     np.testing.assert_array_equal(goals.losses, jnp.concatenate([goals.classifier, goals.detector]))
     other = TwoStages(num_centres=15, mask_seed=4).view(density, None)
@@ -270,3 +270,35 @@ def test_forms_of_the_combined_logits_have_names(name, form):
 def test_objectives_of_other_defences_are_refused(name, defense):
     with pytest.raises(InputError, match=f"objective '{name}' is none for defence {defense}"):
         resolve(name, defense, from_spec(defense))
+
+
+# ---- natural starts
+
+
+@pytest.mark.parametrize("targeted", [True, False])
+def test_a_natural_start_is_the_nearest_image_that_reaches_the_goals(density, targeted):
+    known = Batch(toys.digits(8, 40), np.arange(40, dtype=np.int32) % 3, np.arange(40))
+    logits = np.asarray(density.classifier(jnp.asarray(known.images)).logits)
+    known = known._replace(labels=logits.argmax(1).astype(np.int32))
+    clean = Batch(toys.digits(9, 6), np.zeros(6, np.int32), np.arange(100, 106))
+    present = np.unique(known.labels)
+    goal = np.resize(present, 6).astype(np.int32)
+    scores = np.asarray(density.score(jax.random.key(0), jnp.asarray(known.images)))
+    view = density.at(float(np.median(scores)))
+    objective = TargetDensity(targeted=targeted, detector_margin=0.01)
+    found = starts.natural(objective, view, known, clean, goal)
+    reached = scores + 0.01 <= np.median(scores)
+    for image, wanted, start in zip(clean.images, goal, found):
+        rows = reached & ((known.labels == wanted) if targeted else (known.labels != wanted))
+        distances = np.square(known.images - image).sum((1, 2, 3))
+        nearest = known.images[np.where(rows, distances, np.inf).argmin()] if rows.any() else image
+        np.testing.assert_array_equal(start, nearest)
+    nothing = starts.natural(TargetDensity(confidence=1e6), view, known, clean, goal)
+    np.testing.assert_array_equal(nothing, clean.images)
+
+
+def test_the_density_is_attacked_from_both_sides_and_the_nearest_success_counts(density):
+    one, other = TargetDensity(confidence=1.0, detector_margin=0.5).variants()
+    assert (one.begins, other.begins) == ("image", "natural")
+    assert dataclasses.asdict(one) == dataclasses.asdict(other)
+    assert other.variants() == (other,)

@@ -41,7 +41,7 @@ class DDN:
 
     Attributes:
       steps: gradient steps.
-      initial_radius: the first norm.
+      initial_radius: the first norm; from a start that is farther away, that start's own.
       gamma: by what share the norm shrinks or grows in a step.
       first_step, last_step: step length along the direction, between them a cosine.
       bounds: the box.
@@ -58,7 +58,8 @@ class DDN:
         """A fresh state; `image`, `start`, `free` are [H, W, C], `target` [] int32."""
         del key, image_id
         walk = base.begin(image, target, start, free)
-        return State(walk, jnp.asarray(self.initial_radius, jnp.float32))
+        away = jnp.sqrt(jnp.sum(jnp.square(walk.current - image)))
+        return State(walk, jnp.maximum(jnp.asarray(self.initial_radius, jnp.float32), away))
 
     def step(self, key, objective, defense, state: State) -> State:
         """Looks at the goals at the current image, records it, and moves on."""

@@ -79,8 +79,9 @@ class Objective:
     detector_margin: float = 0.0
     targeted: bool = dataclasses.field(default=True, metadata={"static": True})
 
-    # Whether attacks begin at what the same attack finds against the bare classifier.
-    starts_undefended: ClassVar[bool] = False
+    # Where attacks begin: at the "image", at what the same attack finds against the bare classifier
+    # ("undefended"), or at a natural image that reaches all goals already ("natural").
+    begins: ClassVar[str] = "image"
 
     def variants(self) -> tuple[Objective, ...]:
         """The objectives to try in turn; the nearest success of each image counts."""
@@ -92,7 +93,7 @@ class Objective:
         Args:
           defense: the one shown.
           first: [N, H, W, C] what the same attack finds against the bare classifier, the clean
-            image where it finds nothing; None unless `starts_undefended`.
+            image where it finds nothing; None unless it begins "undefended".
         """
         del first
         return defense

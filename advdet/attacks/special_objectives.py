@@ -114,8 +114,16 @@ class TargetDensity(Objective):
     The judge looks at the class that is predicted, which is the target once that goal is reached;
     on the way there its density would lead back to the true class.
 
-    Source: Carlini & Wagner 2017, section 5.2.
+    A small bandwidth makes the density a landscape of many hills, in which a way from a clean image
+    can end on a low one. So attacks also come from the other side, from a natural image on a hill
+    that is high enough.
+
+    Source: Carlini & Wagner 2017, section 5.2; the second start is this project's.
     """
+
+    def variants(self):
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return (self, FromNatural(**fields))
 
     def excess(self, key, defense, image, target):
         if not self.targeted:
@@ -124,6 +132,17 @@ class TargetDensity(Objective):
             defense.fitted, defense.classifier, image[None], target
         )
         return score[0] - defense.threshold
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FromNatural(TargetDensity):
+    """`TargetDensity` from a natural image that is of the class aimed at and dense enough."""
+
+    begins: ClassVar[str] = "natural"
+
+    def variants(self):
+        return (self,)
 
 
 @jax.tree_util.register_dataclass
@@ -141,10 +160,13 @@ class TwoStages(TargetDensity):
     Source: Carlini & Wagner 2017, section 5.2 (random centres; the released code takes the first).
     """
 
-    starts_undefended: ClassVar[bool] = True
+    begins: ClassVar[str] = "undefended"
 
     mask_seed: int = 0
     num_centres: int = dataclasses.field(default=100, metadata={"static": True})
+
+    def variants(self):
+        return (self,)
 
     def view(self, defense, first):
         del first
@@ -216,7 +238,7 @@ class JointlyOverSet(Objective):
     Source: this project's; the paper needed no attack here (section 5.1).
     """
 
-    starts_undefended: ClassVar[bool] = True
+    begins: ClassVar[str] = "undefended"
 
     def view(self, defense, first):
         reference = jnp.asarray(defense.fitted["reference"])

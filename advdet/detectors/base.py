@@ -108,3 +108,14 @@ class NoDetector(Detector):
     """No defence at all: the baseline, and what a zero-knowledge attacker sees."""
 
     kind: ClassVar[str] = "none"
+
+
+def require_at_least_one(detector: Detector, *names: str) -> None:
+    """Refuses a hyperparameter below 1, of those named.
+
+    Raises:
+      ValueError: one is.
+    """
+    for name in names:
+        if not getattr(detector, name) >= 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(detector, name)}")

@@ -21,7 +21,7 @@ import jax
 
 from advdet import nets
 from advdet.detectors import learned_rows, learning
-from advdet.detectors.base import Detector
+from advdet.detectors.base import Detector, require_at_least_one
 from advdet.types import Classifier, FitData, PyTree
 
 
@@ -39,8 +39,7 @@ class Binary(Detector):
     epochs: int = 12
 
     def __post_init__(self):
-        if self.epochs < 1:
-            raise ValueError(f"epochs must be at least 1, not {self.epochs}")
+        require_at_least_one(self, "epochs")
 
     def fit(self, key: jax.Array, classifier: Classifier, data: FitData) -> PyTree:
         """Trains the network; the classifier is not looked at.

@@ -24,7 +24,7 @@ import jax
 from advdet import nets, training
 from advdet.detector_nets import Subnetwork
 from advdet.detectors import learned_rows, learning
-from advdet.detectors.base import Detector
+from advdet.detectors.base import Detector, require_at_least_one
 from advdet.recipes import Recipe
 from advdet.types import Batch, Classifier, FitData, Outputs, PyTree
 
@@ -109,9 +109,7 @@ class InnerLayer(Detector):
     epochs: int = 2
 
     def __post_init__(self):
-        for name in ("trials", "trial_images", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        require_at_least_one(self, "trials", "trial_images", "epochs")
 
     def fit(self, key: jax.Array, classifier: Classifier, data: FitData) -> PyTree:
         """Searches by accuracy on held-out images, then trains on; the classifier is frozen.

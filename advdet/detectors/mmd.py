@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from advdet import statistics
-from advdet.detectors.base import Detector
+from advdet.detectors.base import Detector, require_at_least_one
 from advdet.types import Classifier, FitData, InputError, PyTree
 
 
@@ -47,8 +47,7 @@ class Mmd(Detector):
     def __post_init__(self):
         if not 0 < self.sigma2 < np.inf:
             raise ValueError(f"sigma2 must be a number above 0, not {self.sigma2}")
-        if self.num_permutations < 1:
-            raise ValueError(f"num_permutations must be at least 1, not {self.num_permutations}")
+        require_at_least_one(self, "num_permutations")
         if min(self.num_reference, self.set_size) < 2:
             raise ValueError(
                 "num_reference and set_size must be at least 2, not "

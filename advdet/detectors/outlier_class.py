@@ -25,7 +25,7 @@ import numpy as np
 
 from advdet import nets, training
 from advdet.detectors import learned_rows, learning
-from advdet.detectors.base import Detector
+from advdet.detectors.base import Detector, require_at_least_one
 from advdet.types import Classifier, FitData, PyTree
 
 
@@ -45,8 +45,7 @@ class OutlierClass(Detector):
     epochs: int = 6
 
     def __post_init__(self):
-        if self.epochs < 1:
-            raise ValueError(f"epochs must be at least 1, not {self.epochs}")
+        require_at_least_one(self, "epochs")
 
     def fit(self, key: jax.Array, classifier: Classifier, data: FitData) -> PyTree:
         """Trains the network; the classifier gives no more than its number of classes.

@@ -26,7 +26,7 @@ import numpy as np
 from advdet import nets, statistics, training
 from advdet.detector_nets import Perceptron
 from advdet.detectors import learned_rows, learning
-from advdet.detectors.base import Detector
+from advdet.detectors.base import Detector, require_at_least_one
 from advdet.types import Classifier, FitData, InputError, PyTree
 
 _VARIANTS = ("fc", "cnn")
@@ -77,9 +77,7 @@ class PcaReduction(Detector):
     def __post_init__(self):
         if self.variant not in _VARIANTS:
             raise ValueError(f"variant must be fc or cnn, not {self.variant!r}")
-        for name in ("components", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        require_at_least_one(self, "components", "epochs")
 
     def fit(self, key: jax.Array, classifier: Classifier, data: FitData) -> PyTree:
         """Takes the components of the training images and trains the network on them.

@@ -1,0 +1,46 @@
+"""Images for attacks to begin at that reach the goals already, and only have to come nearer."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from advdet.attacks.objectives import Objective
+from advdet.defenses import Defense, classify_images, score_images
+from advdet.types import Batch
+
+_MOST = 5000  # natural images that are looked at
+
+
+def natural(
+    objective: Objective, view: Defense, known: Batch, clean: Batch, goal: np.ndarray
+) -> np.ndarray:
+    """For each image the nearest natural one that reaches the attacker's goals as it is.
+
+    Args:
+      objective: says how far beyond the decisions; its score must be the detector's own.
+      view: the defence that the attacker is shown.
+      known: images that the attacker has, with their labels.
+      clean: [N] the images under attack.
+      goal: [N] wanted classes, or the true ones where the objective is untargeted.
+
+    Returns:
+      [N, H, W, C]; the clean image itself where no natural one will do.
+    """
+    known = known.take(slice(_MOST))
+    key_logits, key_score = jax.random.split(jax.random.key(0))
+    logits = classify_images(key_logits, view, known.images, known.ids)
+    rows, labels = np.arange(len(logits)), np.asarray(known.labels)
+    own = logits[rows, labels]
+    logits[rows, labels] = -np.inf
+    fit = logits.max(axis=1) - own + objective.confidence < 0
+    if view.detector.kind == "score":
+        scores = score_images(key_score, view, known.images, known.ids)
+        fit &= scores + objective.detector_margin <= np.asarray(view.threshold)
+    images, starts = np.asarray(known.images), np.array(clean.images)
+    for row, (image, wanted) in enumerate(zip(np.asarray(clean.images), np.asarray(goal))):
+        chosen = fit & ((labels == wanted) == objective.targeted)
+        if chosen.any():
+            distances = np.square(images[chosen] - image[None]).sum(axis=(1, 2, 3))
+            starts[row] = images[chosen][distances.argmin()]
+    return starts
