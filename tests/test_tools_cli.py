@@ -21,7 +21,7 @@ def record(cli, tmp_path_factory):
 def test_verify_confirms_a_folder_and_refutes_a_flipped_byte(cli, record, tmp_path):
     ran = cli(str(record.parents[4]), module="verify")
     assert ran.status == 0, ran.err
-    assert "0 refuted, 0 not decidable" in ran.out and "attack.mean_l2" in ran.out
+    assert ", 0 refuted, " in ran.out and "confirmed      attack.mean_l2" in ran.out
     copy = tmp_path / record.name
     copy.write_bytes(record.read_bytes())
     content = bytearray(record.with_suffix(".npz").read_bytes())
