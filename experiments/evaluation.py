@@ -224,7 +224,7 @@ def main(threat_model: str) -> int:
       The exit status.
     """
     import advdet
-    from experiments import report
+    from experiments import pictures, report
 
     def evaluate_one(spec):
         evaluation = advdet.evaluate(
@@ -233,7 +233,7 @@ def main(threat_model: str) -> int:
         print(report.table(evaluation))
         name, path = list(evaluation.paths.items())[-1]
         sheet = path.with_suffix(".png")
-        report.sheet(sheet, evaluation.clean, evaluation.arrays[name])
+        pictures.sheet(sheet, evaluation.clean, evaluation.arrays[name])
         print(f"record  {path}\nimages  {path.with_suffix('.npz')}\nsheet   {sheet}")
 
     return each_defense(evaluate_one)

@@ -1,11 +1,11 @@
-"""What a person sees of a result: a small table, and a sheet of images."""
+"""What a person sees of a result: small tables, and a curve."""
 
 from __future__ import annotations
 
 import textwrap
 from pathlib import Path
 
-import numpy as np
+from experiments import pictures
 
 _POINTS = {"native": "native", "0.01": "1 %", "0.05": "5 %", "0.5": "50 %"}
 _WORDS = {
@@ -261,74 +261,17 @@ def curve_picture(path: Path, name: str, values, records) -> None:
 
     Args: as in `curve`, and the PNG's path.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5.5, 4))
-    points = [
-        (record["attack"]["mean_l2"], _rate(record), record["intervals"]["success_rate"], value)
-        for value, record in zip(values, records)
-        if record["attack"]["mean_l2"] is not None
-    ]
-    for distance, rate, (low, high), value in points:
-        axis.plot([distance, distance], [low, high], color="C0", linewidth=1)
-        axis.annotate(f"{name} = {value:g}", (distance, rate), textcoords="offset points",
-                      xytext=(6, -4), fontsize=8)  # fmt: skip
-    axis.plot([p[0] for p in points], [p[1] for p in points], "o-", color="C0", markersize=4)
-    axis.set_xlabel("mean L2 of the successes")
-    axis.set_ylabel("success, undetected (95 % interval)")
-    axis.set_title(_title(records[0]).splitlines()[0], fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-
-
-def sheet(path: Path, clean, arrays, count: int = 10) -> None:
-    """Saves a picture of the first images: originals, adversarials and their scaled difference.
-
-    Args:
-      path: of the PNG.
-      clean: `Batch` of the originals.
-      arrays: the per-image arrays of a record.
-      count: how many.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    count = min(count, len(arrays["image"]))
-    grey = clean.images.shape[-1] == 1
-    show = (lambda image: image[..., 0]) if grey else (lambda image: image)
-    figure, axes = plt.subplots(3, count, figsize=(1.3 * count, 4.6), squeeze=False)
-    for k in range(count):
-        original, image = np.asarray(clean.images[k]), arrays["image"][k]
-        difference = image - original
-        largest = np.abs(difference).max()
-        scaled = 0.5 + 0.5 * difference / (largest if largest > 0 else 1.0)
-        style = dict(cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        axes[0, k].imshow(show(original), **style)
-        axes[1, k].imshow(show(image), **style)
-        if grey:
-            axes[2, k].imshow(show(scaled), cmap="RdBu_r", vmin=0, vmax=1, interpolation="nearest")
-        else:
-            axes[2, k].imshow(scaled, interpolation="nearest")
-        share = arrays["judged_success"][k]
-        label, target = int(arrays["label"][k]), int(arrays["target_class"][k])
-        axes[0, k].set_title(f"{label}", fontsize=9)
-        wanted = f"as {target}" if target != label else "as another"
-        passes = {0: "fails", 1: "passes"}.get(share, f"passes {share:.0%}")
-        axes[1, k].set_title(f"{wanted}: {passes}", fontsize=9)
-        distance = arrays["distance"][k]
-        found = f"L2 {distance:.2f}" if np.isfinite(distance) else "no success"
-        axes[2, k].set_title(found, fontsize=9)
-    for axis, row in zip(axes[:, 0], ("original", "adversarial", "difference, scaled")):
-        axis.set_ylabel(row, fontsize=9)
-    for axis in axes.flat:
-        axis.set_xticks([])
-        axis.set_yticks([])
-    figure.tight_layout(pad=0.4)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    with pictures.saved(path, figsize=(5.5, 4)) as axis:
+        points = [
+            (record["attack"]["mean_l2"], _rate(record), record["intervals"]["success_rate"], value)
+            for value, record in zip(values, records)
+            if record["attack"]["mean_l2"] is not None
+        ]
+        for distance, rate, (low, high), value in points:
+            axis.plot([distance, distance], [low, high], color="C0", linewidth=1)
+            axis.annotate(f"{name} = {value:g}", (distance, rate), textcoords="offset points",
+                          xytext=(6, -4), fontsize=8)  # fmt: skip
+        axis.plot([p[0] for p in points], [p[1] for p in points], "o-", color="C0", markersize=4)
+        axis.set_xlabel("mean L2 of the successes")
+        axis.set_ylabel("success, undetected (95 % interval)")
+        axis.set_title(_title(records[0]).splitlines()[0], fontsize=9)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from advdet.types import Batch
-from experiments import report
+from experiments import pictures, report
 
 
 class _Evaluation(NamedTuple):
@@ -155,10 +155,10 @@ def test_the_sheet_is_a_picture_of_the_first_images(tmp_path, rng, channels):
     given = copy.deepcopy(arrays)
     clean = Batch(images, arrays["label"], np.arange(12))
     for name in ("one.png", "two.png"):
-        report.sheet(tmp_path / name, clean, arrays)
+        pictures.sheet(tmp_path / name, clean, arrays)
     for name, value in given.items():
         np.testing.assert_array_equal(arrays[name], value)
     with Image.open(tmp_path / "one.png") as picture:
         assert picture.width > 3 * picture.height / 2
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
-    report.sheet(tmp_path / "few.png", clean, {k: v[:2] for k, v in arrays.items()})
+    pictures.sheet(tmp_path / "few.png", clean, {k: v[:2] for k, v in arrays.items()})
