@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from advdet.attacks import base
 from advdet.attacks.variables import Bounds
+from advdet.types import pytree
 
 
 class State(NamedTuple):
@@ -45,7 +46,7 @@ class State(NamedTuple):
     num_gradients: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class DDN:
     """Settings of the attack; all but the box are traced.

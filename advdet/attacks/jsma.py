@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from advdet.attacks import base
 from advdet.attacks.variables import Bounds
+from advdet.types import pytree
 
 _ROWS = 64
 
@@ -53,7 +54,7 @@ class State(NamedTuple):
     num_gradients: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Jsma:
     """Settings of the attack; all but the box are traced.
