@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from advdet.detectors import Detector, NoDetector
-from advdet.types import Batch, Classifier, FitData, InputError, PyTree
+from advdet.types import Batch, Classifier, FitData, InputError, PyTree, pytree
 
 FALSE_POSITIVE_RATES = (0.01, 0.05, 0.5)
 _BATCH = 100  # fixed, with padding: the same image always meets the same compiled program
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Defense:
     """Everything that defends, as one pytree.

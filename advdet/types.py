@@ -18,6 +18,35 @@ import jax
 PyTree = Any
 
 
+def pytree(cls: type) -> type:
+    """Registers a dataclass as a pytree whose structure knows its class.
+
+    Fields are leaves or subtrees, but for those with metadata {"static": True}, which are hashed
+    and compared by value. In place of `jax.tree_util.register_dataclass`: structures of its classes
+    are equal if their fields are alike in number and static values, whatever the classes, so a
+    compiled function that meets two attacks or objectives can take one for the other (jax 0.10).
+    """
+    fields = dataclasses.fields(cls)
+    leaves = [field.name for field in fields if not field.metadata.get("static")]
+    statics = [field.name for field in fields if field.metadata.get("static")]
+
+    def flatten(value):
+        return tuple(getattr(value, name) for name in leaves), static_part(value)
+
+    def flatten_with_keys(value):
+        keyed = ((jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in leaves)
+        return tuple(keyed), static_part(value)
+
+    def static_part(value):
+        return cls, tuple(getattr(value, name) for name in statics)
+
+    def unflatten(static, values):
+        return cls(**dict(zip(leaves, values)), **dict(zip(statics, static[1])))
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
 class Outputs(NamedTuple):
     """What a classifier says about images.
 
@@ -30,7 +59,7 @@ class Outputs(NamedTuple):
     features: dict[str, jax.Array]
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Classifier:
     """Images to logits and named hidden features.

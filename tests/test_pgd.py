@@ -13,7 +13,7 @@ from advdet.attacks.goals import Goals, Objective
 from advdet.attacks.objectives import Generic
 from advdet.attacks.pgd import without
 from advdet.defenses import undefended
-from advdet.types import InputError
+from advdet.types import InputError, pytree
 
 KINDS = {"pgd": PGD, "selective_pgd": SelectivePGD, "orthogonal_pgd": OrthogonalPGD}
 by_kind = pytest.mark.parametrize("kind", KINDS)
@@ -243,7 +243,7 @@ def one_step(attack, objective, state):
     return attack.step(jax.random.key(0), objective, None, state)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Given(Objective):
     """Losses that are linear in the image, with slopes and levels given."""
@@ -301,7 +301,7 @@ def test_with_one_goal_all_three_are_the_same():
 # ---- the toy of two bumps
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Bumps(Objective):
     """Two goals in a square, f = 10 (0.35 - bump at A), g = 10 (0.35 - bump at B), bumps Gaussian.

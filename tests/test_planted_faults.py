@@ -2,13 +2,13 @@
 
 import dataclasses
 
-import jax
 import pytest
 import toys
 
 import advdet
 from advdet import indicators
 from advdet.attacks import DDN, presets
+from advdet.types import pytree
 from experiments import report
 
 _NET, _BLIND = toys.network(), toys.blind_network()
@@ -76,7 +76,7 @@ def test_a_hard_decision_with_its_gradient_given_back_is_broken():
     assert raised(record) == set() and record["verdict"] == "broken"
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Clipped(DDN):
     """Never gets farther than a thousandth."""

@@ -1,16 +1,21 @@
 """The networks that ship: as good as their manifests say, in any batch, never changed by use."""
 
+import pathlib
+
 import jax
 import numpy as np
 import pytest
 
-from advdet import checkpoints, datasets, records, training
+import advdet
+from advdet import checkpoints, datasets, fits, records, training, victims
 from advdet.attacks import DDN, driver
 from advdet.attacks.objectives import Generic
 from advdet.defenses import undefended
+from advdet.detectors import DETECTORS
 from advdet.types import InputError
 
 pytestmark = pytest.mark.slow
+WEIGHTS = pathlib.Path(advdet.__file__).parent / "weights"
 SHIPPED = [
     (dataset, half)
     for dataset in ("mnist", "cifar10")
@@ -68,3 +73,31 @@ def test_evaluating_and_attacking_change_no_bit_of_the_network(dataset, load):
     )  # fmt: skip
     assert records.fingerprint(classifier) == digest
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(classifier.variables))
+
+
+FITS = sorted(
+    path.relative_to(WEIGHTS)
+    for path in WEIGHTS.glob("*/*.json")
+    if not path.stem.startswith("classifier-")
+)
+
+
+@pytest.mark.parametrize("name", FITS, ids=lambda name: name.stem)
+def test_a_shipped_fit_is_the_one_that_today_s_code_asks_for(name, load):
+    facts = checkpoints.load_manifest(WEIGHTS / name.with_suffix(".npz"))["facts"]
+    splits, classifier = load(facts["dataset"], facts["half"])
+    detector = DETECTORS[facts["defense"]](**facts["detector"])
+    wanted = victims.facts_for(
+        detector, classifier, splits.half(facts["half"]), facts["half"], facts["seed"],
+        facts["train_attack"] or "carlini_wagner",
+    )  # fmt: skip
+    assert wanted == facts
+    assert fits.shipped(wanted) == WEIGHTS / name.with_suffix(".npz")
+    assert jax.tree.leaves(fits.load(fits.shipped(wanted)))
+
+
+def test_there_are_shipped_fits_and_all_weights_are_small():
+    assert FITS
+    size = sum(path.stat().st_size for path in WEIGHTS.rglob("*") if path.is_file())
+    print(f"{size / 2**20:.1f} MiB")
+    assert size < 30 * 2**20

@@ -20,7 +20,7 @@ from advdet.attacks.special_objectives import (
     TwoStages,
 )
 from advdet.detectors import Detector, from_spec
-from advdet.types import Batch, InputError
+from advdet.types import Batch, InputError, pytree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ def test_of_several_variants_the_nearest_success_of_each_image_counts(tmp_path):
     class Bare(Detector):
         kind = "none"
 
-    jax.tree_util.register_dataclass(Free, ["confidence", "detector_margin", "cut"], ["targeted"])
+    pytree(Free)
     images = toys.digits(count=8)
     labels = toys.predicted(net, images)
     batch = Batch(images, labels, np.arange(8, dtype=np.int32))

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from advdet.attacks import base
 from advdet.attacks.variables import Bounds, from_box, to_box
+from advdet.types import pytree
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 _RESTART = 2**31 - 1  # folded into the key; steps fold in their count
@@ -69,7 +70,7 @@ class State(NamedTuple):
     num_gradients: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class CarliniWagner:
     """Settings of the attack; all but the flags are traced.

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from advdet.attacks import base
 from advdet.attacks.balls import normalised
 from advdet.attacks.variables import Bounds
+from advdet.types import pytree
 
 
 class State(NamedTuple):
@@ -34,7 +35,7 @@ class State(NamedTuple):
     radius: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class DDN:
     """Settings of the attack; all but the box are traced.

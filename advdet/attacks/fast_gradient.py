@@ -22,9 +22,10 @@ import jax.numpy as jnp
 
 from advdet.attacks import base
 from advdet.attacks.variables import Bounds
+from advdet.types import pytree
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class FastGradient:
     """Settings of the attack; all but the box are traced.

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from advdet.defenses import Defense
+from advdet.types import pytree
 
 
 class Goals(NamedTuple):
@@ -64,7 +65,7 @@ def margin(logits: jax.Array, target: jax.Array, targeted: bool) -> jax.Array:
     return other - own if targeted else own - other
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """Base of all objectives.

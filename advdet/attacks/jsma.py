@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from advdet.attacks import base
 from advdet.attacks.variables import Bounds
+from advdet.types import pytree
 
 _ROWS = 64
 
@@ -41,7 +42,7 @@ class State(NamedTuple):
     over: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Jsma:
     """Settings of the attack; all but the box are traced.

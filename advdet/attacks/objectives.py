@@ -30,12 +30,12 @@ from advdet.attacks.special_objectives import (
     TargetDensity,
     TwoStages,
 )
-from advdet.types import InputError
+from advdet.types import InputError, pytree
 
 Generic = Objective
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Quantile(Objective):
     """For a random score: an upper quantile of it, as the judge will draw it.

@@ -43,6 +43,7 @@ import jax.numpy as jnp
 
 from advdet.attacks import balls, base
 from advdet.attacks.variables import Bounds
+from advdet.types import pytree
 
 _START = 2**31 - 1  # folded into the key; steps fold in their count
 _NOTHING_LEFT = 1e-4  # of a gradient's length: less is rounding
@@ -62,7 +63,7 @@ class State(NamedTuple):
     over: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class PGD:
     """Settings of the attack; norm, random start and box are static.
@@ -152,7 +153,7 @@ class PGD:
         return jnp.where(free, gradient, 0.0), 1
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class SelectivePGD(PGD):
     """PGD in which each step serves one goal.
@@ -176,7 +177,7 @@ class SelectivePGD(PGD):
         return jnp.arange(losses.shape[0]) == first
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class OrthogonalPGD(SelectivePGD):
     """Selective PGD whose steps are orthogonal to the gradients of the other goals.

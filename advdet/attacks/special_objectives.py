@@ -12,9 +12,10 @@ import numpy as np
 from advdet.attacks.goals import Goals, Objective, margin
 from advdet.nets import without_rescaling
 from advdet.statistics import rbf_kernel
+from advdet.types import pytree
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class DropoutNetworks(Objective):
     """K networks thinned by dropout, all to be fooled; the detector is not looked at.
@@ -55,7 +56,7 @@ class DropoutNetworks(Objective):
         return self.fresh
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Combined(Objective):
     """Classifier and detector as one network of K + 1 logits.
@@ -106,7 +107,7 @@ class Combined(Objective):
         return largest + (excess / scale if self.form == "shift" else excess)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class TargetDensity(Objective):
     """For kernel density: the density under the class aimed at, over all centres.
@@ -134,7 +135,7 @@ class TargetDensity(Objective):
         return score[0] - defense.threshold
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class FromNatural(TargetDensity):
     """`TargetDensity` from a natural image that is of the class aimed at and dense enough."""
@@ -145,7 +146,7 @@ class FromNatural(TargetDensity):
         return (self,)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class TwoStages(TargetDensity):
     """For kernel density: the paper's attack, from an adversarial image and with few centres.
@@ -183,7 +184,7 @@ class TwoStages(TargetDensity):
         return goals._replace(losses=jnp.concatenate([goals.classifier, goals.detector]))
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class FrozenPixels(Objective):
     """For input PCA: pixels that hardly vary over the training images are left alone.
@@ -209,7 +210,7 @@ class FrozenPixels(Objective):
         return np.asarray(defense.fitted["std"]) >= self.cut
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Stages(Objective):
     """For hidden PCA: each stage of the cascade is a goal of its own.
@@ -225,7 +226,7 @@ class Stages(Objective):
         return Goals(classifier, excess, jnp.concatenate([classifier, excess / defense.scale]))
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class JointlyOverSet(Objective):
     """For MMD: each image is to fit in among the training images, given the rest of its set.

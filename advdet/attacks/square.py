@@ -32,6 +32,7 @@ import numpy as np
 
 from advdet.attacks import balls, base
 from advdet.attacks.variables import Bounds
+from advdet.types import pytree
 
 # After so many tries of 10,000 squares have half the area; fewer tries shorten all of it alike.
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -55,7 +56,7 @@ class State(NamedTuple):
     over: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Square:
     """Settings of the attack; norm and box are static.
