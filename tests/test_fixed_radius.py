@@ -126,6 +126,5 @@ def test_from_the_command_line(cli, tmp_path):
     bare = tmp_path / "mnist_5k" / "perfect_knowledge" / "none"
     assert len(list(bare.glob("pgd.generic/*.json"))) == 1  # one baseline for all points
 
-    for attack in ("ddn", "all", "pgd,jsma"):
-        ran = cli(*words, f"--attack={attack}", module="fixed_radius")
-        assert ran.status == 2 and "does not stay within a radius" in ran.err
+    ran = cli(*words, "--attack=pgd,jsma", module="fixed_radius")
+    assert ran.status == 2 and "does not stay within a radius" in ran.err
