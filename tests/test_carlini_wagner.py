@@ -165,7 +165,7 @@ def test_a_plain_loop_finds_the_same_on_mnist():
     like = jax.eval_shape(lambda: nets.init(jax.random.key(0), network, (28, 28, 1)).variables)
     net = Classifier(checkpoints.load(path, like)[0], nets.NetApply(network))
     test = datasets.load("mnist", "tfds").test.take(slice(0, 40))
-    rows = np.flatnonzero(toys.predicted(net, test.images) == test.labels)[:10]
+    rows = np.flatnonzero(toys.predicted(net, test.images) == test.labels)[:20]
     images, ids = test.images[rows], test.ids[rows]
     targets = toys.wrong_targets(net, images)
 
