@@ -126,8 +126,9 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
     began = time.perf_counter()
     if isinstance(detector, str):
         detector = detectors.from_spec(detector)
-    name = detectors.name_of(detector)
     given = {**_DEFAULTS, **given}
+    _check_kinds(detector, given["classifier"])
+    name = detectors.name_of(detector)
     data, threat_model = given["data"], given["threat_model"]
     seconds = _budget(given)
     plans = [_plan(name, detector, {**given, **change}) for change in changes]
@@ -160,6 +161,22 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
         ]
         case = budgets.stated(case, plans[0], choice)
     return [attacking.attack_case(case, plan) for plan in plans]
+
+
+def _check_kinds(detector: Any, classifier: Any) -> None:
+    """Refuses functions and modules that nobody has wrapped, with what to wrap them in."""
+    if not isinstance(detector, Detector):
+        raise InputError(
+            f"a detector is expected, not {type(detector).__name__}: wrap a function in "
+            "advdet.Detector.from_function (JAX) or in torch_detector, keras_detector or "
+            "numpy_score of advdet.bridges"
+        )
+    if classifier is not None and not isinstance(classifier, Classifier):
+        raise InputError(
+            f"an advdet.Classifier is expected, not {type(classifier).__name__}: wrap it in "
+            "advdet.Classifier.from_function (JAX), or in torch_classifier or keras_classifier of "
+            "advdet.bridges"
+        )
 
 
 def _budget(given: dict[str, Any]) -> float | None:

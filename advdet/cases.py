@@ -16,7 +16,7 @@ from advdet.defenses import Defense, FittedDefense
 from advdet.detectors import Detector
 from advdet.settings import Settings
 from advdet.splits import Splits
-from advdet.types import Batch, Classifier
+from advdet.types import Batch, Classifier, InputError
 from advdet.victims import defend
 
 
@@ -36,6 +36,11 @@ class Evaluation(NamedTuple):
     paths: dict[str, Path | None]
     baseline: Evaluation | None
     clean: Batch
+
+    def __repr__(self) -> str:
+        """A line for each attack."""
+        head = f"Evaluation of {len(self.clean.labels)} images"
+        return "\n".join([head, *map(_line, self.records.items())])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,14 +136,13 @@ def prepare(
     if classifier is None:
         classifier = training.classifier_for(splits, half=half, progress=progress)
     inputs.check_classifier(classifier, splits)
-    if progress and (warning := inputs.accuracy_warning(classifier, splits)):
+    warnings = inputs.accuracy_warning(classifier, splits), inputs.few_clean_warning(splits)
+    for warning in filter(None, warnings if progress else ()):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     copy = None
     if limited:
         if surrogate is None:
-            other = splits.half("attacker")
-            other = training.classifier_for(other, half="attacker", progress=progress)
-            surrogate = other, detector
+            surrogate = _trained_copy(splits, progress), detector
         inputs.check_classifier(surrogate[0], splits)
         copy = fit(surrogate[1], surrogate[0], half="attacker")
     victim = fit(detector, classifier, half=half)
@@ -148,3 +152,31 @@ def prepare(
         splits, defense_name, threat_model, classifier, victim, copy,
         plan.seed, results_dir, resume, command, progress,
     )  # fmt: skip
+
+
+def _trained_copy(splits: Splits, progress: bool) -> Classifier:
+    """The attacker's own classifier: advdet's network, trained on his half."""
+    half = splits.half("attacker")
+    try:
+        return training.classifier_for(half, half="attacker", progress=progress)
+    except InputError as error:
+        raise InputError(
+            "without a surrogate the attacker's classifier is advdet's own network, trained on his "
+            f"half of the data, and that cannot be had: {error}; pass surrogate=(classifier, "
+            "detector)"
+        ) from error
+
+
+def _line(item: tuple[str, dict[str, Any]]) -> str:
+    """An attack's name, verdict, success and distance."""
+    name, record = item
+    attack, point = record["attack"], record["run"]["operating_point"]
+    rate = attack["success_rate"]["misclassified" if point == "none" else point]
+    text = f"  {name}: {record['verdict']}"
+    if rate is not None:
+        low, high = record["intervals"]["success_rate"]
+        text += f"; success {rate:.1%} [{low:.1%}, {high:.1%}] at {point}"
+    if attack["mean_l2"] is not None:
+        text += f", mean L2 {attack['mean_l2']:.3g}"
+    signs = [sign for sign, value in record["indicators"].items() if value["raised"]]
+    return text + (f"; look at: {', '.join(signs)}" if signs else "")

@@ -141,7 +141,7 @@ def traced(what: str, function: Callable, *arguments) -> Any:
     try:
         with foreign_code():
             return function(*arguments)
-    except jax.errors.JAXTypeError as error:
+    except (TypeError, AttributeError) as error:  # of JAX's own, or of code for other arrays
         raise InputError(
             f"{what} is no JAX function ({first_line(error)}): wrap NumPy and scikit-learn code "
             "with advdet.bridges.numpy_score, torch code with advdet.bridges.torch_classifier or "

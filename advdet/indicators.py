@@ -21,7 +21,7 @@ from advdet.probes import Probe
 MINIMAL_DISTANCE = ("carlini_wagner", "ddn")  # of others, distances say little
 INVALIDATING = (
     "zero_gradient", "noise_success_rate", "one_step", "classifier_goal_missed", "probabilities",
-    "silent_success",
+    "silent_success", "classifier_at_chance",
 )  # fmt: skip
 _ADVICE = {
     "zero_gradient": "Attack a differentiable stand-in for what kills the gradient (rounding, a "
@@ -35,6 +35,12 @@ _ADVICE = {
     "probabilities": "Return what goes into the softmax or sigmoid: gradients through it vanish.",
     "silent_success": "The judge lets pass what the attack calls a failure: compare what the "
     "attack optimises with what the judge measures.",
+    "classifier_at_chance": "The classifier does not know these images: look at labels, layout and "
+    "normalisation before anything is said of a detector.",
+    "not_transferred": "Most images do not fool the victim's classifier, which says little of its "
+    "detector: ask for confidence (10, 20), or let experiments.limited_knowledge find how much.",
+    "score_reversed": "Attacked images look less suspicious than clean ones to a detector that the "
+    "attacker does not know of: is higher the more suspicious?",
     "lost_to_8bit": "Images do not survive rounding to a file; ask for some confidence.",
     "nearer_attack": "Another attack is nearer: read the distance of `best`, or raise the steps.",
     "nearer_again": "The search has not settled: raise steps, or take the preset thorough.",
@@ -220,6 +226,44 @@ def silent_success(passes, attacked: np.ndarray, *, shown: bool, judges_alike: b
     silent = attacked & ((passes == 1.0) if random else (passes > 0.5))
     count, tolerated = int(silent.sum()), _SHARE_OF_LUCK if random else TOLERATED
     return entry(name, count, _many(count, int(attacked.sum()), tolerated))
+
+
+def classifier_at_chance(accuracy: float, classes: int):
+    """Accuracy on many clean images; raised where it is not even twice chance, nor above half."""
+    return entry("classifier_at_chance", accuracy, accuracy <= min(0.5, 2.0 / classes))
+
+
+def not_transferred(limited: bool, fooled: float | None, own: float | None):
+    """Share of attacked images that fool the victim's classifier, beside the attacker's own count.
+
+    Args:
+      limited: whether the attack was on a copy.
+      fooled: the share; None where no image was attacked.
+      own: share that the attacker believes to have won on.
+    """
+    name = "not_transferred"
+    if not limited:
+        return entry(name, None, reason="the attack was not on a copy")
+    if fooled is None or not own:
+        return entry(name, None, reason="the attack found nothing on the copy")
+    return entry(name, fooled, fooled < 0.5 * own, own=own)
+
+
+def score_reversed(unaware: bool, area: float | None, found: int, clean: int):
+    """The AUC, where the attacker did not know of the detector; raised where it is below a half.
+
+    Args:
+      unaware: whether he did not.
+      area: the AUC; None where there is none.
+      found, clean: images on its two sides.
+    """
+    name = "score_reversed"
+    if not unaware:
+        return entry(name, None, reason="the attacker knows the detector, and lowers its score")
+    if area is None:
+        return entry(name, None, reason="there is no AUC")
+    error = np.sqrt((found + clean + 1) / (12 * found * clean))
+    return entry(name, area, area < 0.5 - 3 * error)
 
 
 def lost_to_8bit(rate: float | None, rate_8bit: float | None):

@@ -12,6 +12,7 @@ from advdet.splits import Splits
 from advdet.types import Classifier, InputError
 
 _IMAGES = 100
+_FEW = 100
 _FLOAT_ERROR = 1e-3  # of the spread of the answers
 
 
@@ -30,7 +31,8 @@ def logits_of(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     except Exception as error:  # foreign code can raise anything
         raise InputError(
             f"the classifier cannot be called on images of shape {images.shape}: "
-            f"{functions.first_line(error)}"
+            f"{functions.first_line(error)} (a torch module belongs in "
+            "advdet.bridges.torch_classifier)"
         ) from error
 
 
@@ -110,6 +112,17 @@ def _check_steady(what: str, ask, images: np.ndarray, before: np.ndarray) -> Non
             f"{what} for an image depends on the other images of its batch (statistics of the "
             "batch, a module in training mode?); each row must be answered on its own"
         )
+
+
+def few_clean_warning(splits: Splits) -> str | None:
+    """A warning where the clean images are too few for the lowest threshold."""
+    count = len(splits.threshold.labels)
+    if count >= _FEW:
+        return None
+    return (
+        f"thresholds rest on {count} clean images: the one at 1 % is the largest score among them, "
+        f"that at 5 % is known roughly; give {_FEW} or more"
+    )
 
 
 def accuracy_warning(classifier: Classifier, splits: Splits) -> str | None:

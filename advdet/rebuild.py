@@ -12,6 +12,7 @@ import numpy as np
 from advdet import datasets, records, training, victims
 from advdet.defenses import FittedDefense
 from advdet.detectors import DETECTORS, Detector
+from advdet.detectors.function import FunctionDetector
 from advdet.splits import Splits
 from advdet.types import Batch, Classifier, InputError
 
@@ -105,7 +106,10 @@ def _data(run, data, data_dir, kept) -> Splits:
     name, source = run["dataset"], run["data_source"]
     if data is None:
         if source not in datasets.SOURCES:
-            raise InputError(f"the data set {name!r} was handed over as arrays; hand it over again")
+            raise InputError(
+                f"the data set {name!r} was handed over as arrays; hand it over again, in Python: "
+                "verify.verify(path, data=..., classifier=..., detector=...)"
+            )
         if (name, source) not in kept:
             kept[name, source] = datasets.load(name, source, data_dir)
         data = kept[name, source]
@@ -135,6 +139,10 @@ def _detector(run) -> Detector:
         kind = _foreign(name)
     if kind is None:
         raise KeyError("detector_class")
+    if kind is FunctionDetector:
+        raise InputError(
+            "the detector was made from a function; hand it over: verify.verify(path, detector=...)"
+        )
     values = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in run["detector"].items()

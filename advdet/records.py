@@ -228,6 +228,7 @@ def build(
     attack = _attack(run, thresholds, found, judged, distance, baseline or {})
     detection = _detection(judged.shown, judged.clean, reached, attacked, thresholds)
     signs = _indicators(run, thresholds, found, judged, attack, detector, checks)
+    signs |= _signs_of_figures(run, reference["accuracy"], judged, attack, detection)
     interval = metrics.wilson(success[attacked].sum(), int(attacked.sum()))
     record = {
         "schema": SCHEMA,
@@ -349,6 +350,21 @@ def _correction(shown: Judgement, labels: np.ndarray, reached: np.ndarray) -> di
         "target_broken": metrics.mean_or_none(~shown.wanted[reached]),
         "label_restored": metrics.mean_or_none(restored[reached]),
         "n": count,
+    }
+
+
+def _signs_of_figures(run, accuracy, judged, attack, detection) -> dict[str, Any]:
+    """Signs that a person would see in the record's figures."""
+    knowledge, (count, classes) = run["threat_model"], judged.clean.logits.shape
+    fooled, own = attack["success_rate"]["misclassified"], attack["own_success_rate"]
+    return {
+        "classifier_at_chance": indicators.classifier_at_chance(accuracy, classes),
+        "not_transferred": indicators.not_transferred(
+            knowledge == "limited_knowledge", fooled, own
+        ),
+        "score_reversed": indicators.score_reversed(
+            knowledge == "zero_knowledge", detection["auc"], detection["n"], count
+        ),
     }
 
 

@@ -97,7 +97,7 @@ class Splits:
     def from_arrays(
         *,
         test: Arrays,
-        clean: Arrays,
+        clean: Arrays | None = None,
         train: Arrays | None = None,
         name: str = "arrays",
         class_names: tuple[str, ...] | None = None,
@@ -120,6 +120,11 @@ class Splits:
         """
         if not re.fullmatch(r"[\w.-]+", name):
             raise InputError(f"name {name!r} must be one word: results are filed under it")
+        if clean is None:
+            raise InputError(
+                "clean is missing: (images, labels) that classifier and detector were not trained "
+                "on and that are not attacked, to set thresholds on"
+            )
         given = {"train": train, "clean": clean, "test": test}
         checked = {what: _check(what, *_pair(what, xy)) for what, xy in given.items()
                    if xy is not None}  # fmt: skip
@@ -272,7 +277,10 @@ def _check(what: str, images, labels) -> tuple[np.ndarray, np.ndarray]:
     """Images as float32 in [0, 1] and labels as int32, or InputError."""
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim != 4 or not images.size:
-        raise InputError(f"{what} images have shape {images.shape}; they must be [N, H, W, C]")
+        hint = " (grey ones lack their last axis: images[..., None])" if images.ndim == 3 else ""
+        raise InputError(
+            f"{what} images have shape {images.shape}; they must be [N, H, W, C]{hint}"
+        )
     if images.shape[1] in (1, 3) and images.shape[3] > 4:
         raise InputError(f"{what} images have shape {images.shape}: channels must come last")
     if labels.ndim == 2:
@@ -295,6 +303,6 @@ def _check(what: str, images, labels) -> tuple[np.ndarray, np.ndarray]:
     if images.min() < 0 or images.max() > 1:
         raise InputError(
             f"{what} images range from {images.min():g} to {images.max():g}; they must lie in "
-            "[0, 1] (divide by 255, undo any normalisation)"
+            "[0, 1] (divide by the largest value that a pixel can have, undo any normalisation)"
         )
     return images.astype(np.float32), labels.astype(np.int32)

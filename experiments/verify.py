@@ -19,6 +19,7 @@ from experiments import common
 
 flags.declare_key_flag("data_dir")
 _ALL = flags.DEFINE_bool("all", True, "Print confirmed claims, too; else only the others.")
+_AS_ABOVE = "(as above)"
 
 
 def records_in(where: Path) -> list[Path]:
@@ -81,9 +82,12 @@ def main(where: str | None = None) -> int:
         counts = Counter(claim.verdict for claim in claims)
         total += counts
         print(path)
+        said = set()
         for claim in claims:
             if _ALL.value or claim.verdict != "confirmed":
-                print(show(claim))
+                known = claim.note in said and len(claim.note) > len(_AS_ABOVE)
+                print(show(claim._replace(note=_AS_ABOVE) if known else claim))
+                said.add(claim.note)
         print(f"  {_said(counts)}", flush=True)
     if len(paths) > 1:
         print(f"{len(paths)} records: {_said(total)}")

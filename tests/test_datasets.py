@@ -476,5 +476,7 @@ def test_from_arrays_refuses(test, message):
 def test_from_arrays_refuses_too_few_and_too_many():
     with pytest.raises(InputError, match="2 or more"):
         datasets.Splits.from_arrays(test=_arrays(3), clean=_arrays(1))
+    with pytest.raises(InputError, match="clean is missing: .* to set thresholds on"):
+        datasets.Splits.from_arrays(test=_arrays(3))
     with pytest.raises(InputError, match="label 2 does not fit the 2 classes"):
         datasets.Splits.from_arrays(test=_arrays(3), clean=_arrays(5), class_names=("a", "b"))

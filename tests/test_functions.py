@@ -1,5 +1,6 @@
 """Plain functions as classifiers and detectors: what they are given, what is refused, records."""
 
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -232,6 +233,49 @@ def test_scores_that_waver_are_refused(data):
         with pytest.raises(InputError, match=f"the score .*{message}"):
             inputs.check_score(defense, data)
     inputs.check_score(toys.guarded(own_data.jax_classifier(), from_function(brightness)), data)
+
+
+@pytest.mark.parametrize(
+    ("detector", "classifier", "message"),
+    [
+        (brightness, None, "a detector is expected, not function: wrap"),
+        (from_function(brightness), brightness, "an advdet.Classifier is expected, not function"),
+        (from_function(lambda x: x.flatten(1).sum(1, 2)), own_data.jax_classifier(),
+         "score_fn is no JAX function"),
+    ],
+)  # fmt: skip
+def test_what_nobody_has_wrapped_is_refused_in_words(detector, classifier, message, data):
+    with pytest.raises(InputError, match=message):
+        advdet.evaluate(detector, classifier=classifier, data=data, progress=False)
+
+
+def test_few_clean_images_are_warned_of(data):
+    assert inputs.few_clean_warning(data) is None
+    few = dataclasses.replace(data, threshold=data.threshold.take(slice(30)))
+    assert "rest on 30 clean images" in inputs.few_clean_warning(few)
+
+
+def test_without_a_surrogate_a_copy_that_cannot_be_trained_is_named(data):
+    detector = advdet.Detector.from_function(
+        lambda x, fitted: x.mean((1, 2, 3)) - fitted, fit=lambda images, labels: images.mean()
+    )
+    with pytest.raises(InputError, match="attacker's classifier is advdet's own .* pass surrogate"):
+        advdet.evaluate(
+            detector, classifier=own_data.jax_classifier(), data=data, progress=False,
+            threat_model="limited_knowledge",
+        )  # fmt: skip
+
+
+def test_an_evaluation_is_a_few_lines_to_look_at(data):
+    done = advdet.evaluate(
+        from_function(brightness), classifier=own_data.jax_classifier(), data=data, attack="ddn",
+        preset="smoke", num_images=8, progress=False,
+    )  # fmt: skip
+    head, line = repr(done).splitlines()
+    assert head == "Evaluation of 8 images" and line.startswith(
+        f"  ddn: {done.records['ddn']['verdict']}"
+    )
+    assert "; success " in line and " at 0.05" in line
 
 
 # ---- whose record is it

@@ -145,6 +145,30 @@ def test_the_verdict_heeds_flags_that_invalidate_and_no_others(interval, flags, 
     assert changed["verdict"] == "evaluation invalid" and record["verdict"] == "?"
 
 
+def test_a_classifier_at_chance_is_known_by_its_accuracy():
+    at_chance = [(0.12, 10), (0.2, 10), (0.5, 2)]
+    for accuracy, classes in (*at_chance, (0.21, 10), (0.51, 2), (0.1, 100)):
+        raised = (accuracy, classes) in at_chance
+        sign = indicators.classifier_at_chance(accuracy, classes)
+        assert sign["raised"] == raised and sign["invalidates"], (accuracy, classes)
+
+
+def test_an_attack_that_does_not_fool_the_victim_s_classifier_warns():
+    sign = indicators.not_transferred(True, 0.1, 1.0)
+    assert sign["raised"] and not sign["invalidates"] and "confidence" in sign["advice"]
+    assert not indicators.not_transferred(True, 0.6, 1.0)["raised"]
+    for limited, fooled, own in ((False, 0.1, 1.0), (True, None, 1.0), (True, 0.0, 0.0)):
+        assert indicators.not_transferred(limited, fooled, own)["value"] is None
+
+
+def test_a_score_that_falls_under_unaware_attacks_warns():
+    assert indicators.score_reversed(True, 0.16, 40, 100)["raised"]
+    assert not indicators.score_reversed(True, 0.45, 40, 100)["raised"]  # may be chance
+    assert not indicators.score_reversed(True, 0.9, 40, 100)["raised"]
+    for unaware, area in ((False, 0.1), (True, None)):
+        assert indicators.score_reversed(unaware, area, 40, 100)["value"] is None
+
+
 # ---- what is looked at
 
 
