@@ -190,7 +190,7 @@ def test_a_bump_is_a_hill_beside_a_hollow(side):
     assert 0 < turned < 8
 
 
-@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3), (8, 8, 1), (3, 4, 2), (1, 1, 1)])
+@pytest.mark.parametrize("shape", [(28, 28, 1), (8, 9, 3), (1, 1, 1)])
 def test_the_grid_of_bumps_covers_an_image_of_any_size(shape):
     grid = np.asarray(_grid_of_bumps(jax.random.key(1), shape))
     assert grid.shape == shape and np.isfinite(grid).all()
