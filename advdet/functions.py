@@ -141,9 +141,7 @@ def traced(what: str, function: Callable, *arguments) -> Any:
     try:
         with foreign_code():
             return function(*arguments)
-    except InputError:
-        raise
-    except (TypeError, ValueError, AttributeError) as error:  # JAX's own, or of code for others
+    except jax.errors.JAXTypeError as error:
         raise InputError(
             f"{what} is no JAX function ({first_line(error)}): wrap NumPy and scikit-learn code "
             "with advdet.bridges.numpy_score, torch code with advdet.bridges.torch_classifier or "

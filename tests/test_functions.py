@@ -241,7 +241,7 @@ def test_scores_that_waver_are_refused(data):
         (brightness, None, "a detector is expected, not function: wrap"),
         (from_function(brightness), brightness, "an advdet.Classifier is expected, not function"),
         (from_function(lambda x: x.flatten(1).sum(1, 2)), own_data.jax_classifier(),
-         "score_fn is no JAX function"),
+         "score_fn cannot be called on images of shape"),
     ],
 )  # fmt: skip
 def test_what_nobody_has_wrapped_is_refused_in_words(detector, classifier, message, data):

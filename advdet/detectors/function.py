@@ -90,7 +90,16 @@ class FunctionDetector(Detector):
         given = {"classifier": classifier, "key": key,
                  "fitted": fitted.value if isinstance(fitted, Held) else fitted}  # fmt: skip
         ask = lambda x: functions.call(self.functions[0], "score_fn", {"images": x}, given)
-        found = functions.traced("score_fn", ask, images)
+        try:
+            found = functions.traced("score_fn", ask, images)
+        except InputError:
+            raise
+        except Exception as error:  # foreign code can raise anything
+            raise InputError(
+                f"score_fn cannot be called on images of shape {images.shape}: "
+                f"{functions.first_line(error)} (torch code belongs in "
+                "advdet.bridges.torch_detector)"
+            ) from error
         return functions.as_rows("score_fn", found, (len(images),))
 
     def _identity(self):
