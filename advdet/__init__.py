@@ -1,6 +1,8 @@
 """advdet: tells whether a detector of adversarial examples really works."""
 
+from advdet import bridges
 from advdet.benchmark import Evaluation, evaluate, sweep
+from advdet.checkup import check
 from advdet.defenses import Defense
 from advdet.detectors import DETECTORS, Detector
 from advdet.splits import Splits
@@ -17,6 +19,8 @@ __all__ = [
     "InputError",
     "Outputs",
     "Splits",
+    "bridges",
+    "check",
     "evaluate",
     "sweep",
 ]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from advdet import records
+from advdet import metrics, records
 from advdet.attacks.base import AttackResult
 from advdet.attacks.variables import from_box, to_box
 from advdet.defenses import FittedDefense, classify_images, score_images
 from advdet.judge import is_wanted, judge, round_to_8_bit
+from advdet.probes import Probe
 from advdet.sets import assess_sets
 from advdet.types import Batch
 
 _NOISE, _REFERENCE = 0x4E4F, 0x5245
+_NOISE_ROUNDS = 20
 _BOX = (0.0, 1.0)
 _REFERENCE_IMAGES = 2000  # clean test images that accuracy and false positives are taken over
 
@@ -30,7 +33,10 @@ def assess(
     targeted: bool,
     found: AttackResult,
     reference: dict[str, Any],
-    baseline_l2: float | None,
+    baseline: dict[str, Any] | None,
+    probe: Callable[[np.ndarray], Probe],
+    alone: np.ndarray,
+    more: dict[str, Any],
     seconds: dict[str, float],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Record and per-image arrays of what an attack found.
@@ -44,8 +50,10 @@ def assess(
       targeted: which of the two.
       found: [N] what the attack returned.
       reference: of `reference_figures`.
-      baseline_l2: mean L2 on the undefended classifier.
-      seconds: {compile, run}.
+      baseline: the record's `attack` part for the undefended classifier.
+      probe: looks at gradients and at one step, for the given rows [N] bool.
+      alone, more: of `records.Checks`.
+      seconds: {compile, run, ...}.
     """
     defense, seed, point = victim.defense, run["seed"], run["operating_point"]
     see = lambda images: judge(defense, images, clean.ids, goal, targeted=targeted, seed=seed)
@@ -56,10 +64,7 @@ def assess(
     noisy = None
     if succeeded.any():
         noisy = see(_with_noise(seed, clean, found.distance)).take(succeeded)
-    record = records.build(
-        run=run,
-        thresholds=victim.thresholds,
-        found=found,
+    judged = records.Judged(
         clean=labelled,
         adversarial=adversarial,
         rounded=see(images_8bit),
@@ -67,17 +72,24 @@ def assess(
         nearest=see(found.nearest_miss),
         noisy=noisy,
         squeezed=see(np.asarray(to_box(from_box(clean.images, _BOX), _BOX))),
+    )
+    record = records.build(
+        run=run,
+        thresholds=victim.thresholds,
+        found=found,
+        judged=judged,
         reference=reference,
         clean_images=clean.images,
         labels=np.asarray(clean.labels),
-        kind=defense.detector.kind,
+        detector=defense.detector,
         sets=lambda rows: assess_sets(
             seed,
             defense,
             found.image[rows & found.success],
             test.images[len(goal) : len(goal) + _REFERENCE_IMAGES],
         ),
-        baseline_l2=baseline_l2,
+        baseline=baseline,
+        checks=records.Checks(probe(labelled.wanted), alone, more),
         seconds=seconds,
     )
     threshold = victim.thresholds.get(point)
@@ -98,14 +110,18 @@ def assess(
 
 
 def _with_noise(seed: int, clean: Batch, distance: np.ndarray) -> np.ndarray:
-    """Clean images with Gaussian noise of these L2 norms (0 where infinite), clipped to the box."""
+    """Clean images with Gaussian noise, of these L2 norms once clipped (0 where infinite)."""
     root = jax.random.fold_in(jax.random.key(seed), _NOISE)
     shape = clean.images.shape[1:]
     draw = lambda i: jax.random.normal(jax.random.fold_in(root, i), shape)
     noise = np.asarray(jax.vmap(draw)(clean.ids))
-    norms = np.sqrt(np.sum(np.square(noise), axis=(1, 2, 3), keepdims=True))
-    length = np.where(np.isfinite(distance), distance, 0.0).reshape(-1, 1, 1, 1)
-    return np.clip(clean.images + length * noise / norms, 0.0, 1.0).astype(np.float32)
+    wanted = np.where(np.isfinite(distance), distance, 0.0).reshape(-1, 1, 1, 1)
+    scale = wanted / np.sqrt(np.sum(np.square(noise), axis=(1, 2, 3), keepdims=True))
+    for _ in range(_NOISE_ROUNDS):  # clipping takes some of the length away; in the end, enough
+        images = np.clip(clean.images + scale * noise, 0.0, 1.0).astype(np.float32)
+        reached = metrics.l2(images, clean.images).reshape(wanted.shape)
+        scale = scale * np.where(reached > 0, wanted / np.where(reached > 0, reached, 1.0), 1.0)
+    return images
 
 
 def reference_figures(seed: int, victim: FittedDefense, test: Batch) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A defence that stands ready to be attacked, and the attacks on it, judged and recorded."""
+"""A defence that stands ready to be attacked: the victim, and what the attacker is shown of it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import cells, records, results, settings, starts, training
-from advdet.assess import assess, reference_figures
-from advdet.attacks import presets
-from advdet.attacks.base import AttackResult
-from advdet.attacks.objectives import Generic, Objective
-from advdet.defenses import Defense, FittedDefense, undefended
+from advdet import inputs, records, results, settings, training
+from advdet.assess import reference_figures
+from advdet.defenses import Defense, FittedDefense
 from advdet.detectors import Detector
-from advdet.judge import ATTACKERS_OWN, NUM_OWN_DRAWS, judge
 from advdet.settings import Settings
 from advdet.splits import Splits
-from advdet.threat_models import attacker_view
 from advdet.types import Batch, Classifier, InputError
 from advdet.victims import defend
-
-_RELIABLE = 0.8  # of the attacker's own draws: less, and a farther image is taken
 
 
 class Evaluation(NamedTuple):
@@ -44,6 +37,11 @@ class Evaluation(NamedTuple):
     baseline: Evaluation | None
     clean: Batch
 
+    def __repr__(self) -> str:
+        """A line for each attack."""
+        head = f"Evaluation of {len(self.clean.labels)} images"
+        return "\n".join([head, *map(_line, self.records.items())])
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -61,6 +59,7 @@ class Case:
       resume: go on with partial results.
       command: stored in records.
       progress: show what is done on stderr.
+      baselines: settings -> what the attacks did to the undefended classifier, as far as known.
     """
 
     splits: Splits
@@ -74,7 +73,7 @@ class Case:
     resume: bool
     command: str | None
     progress: bool
-    _baselines: dict[tuple, Evaluation] = dataclasses.field(default_factory=dict)
+    baselines: dict[tuple, Evaluation] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def reference(self) -> dict[str, Any]:
@@ -107,22 +106,6 @@ class Case:
             results.drop_partial(path)  # one that a kill left behind just after the record
         return part, path, stored
 
-    def baseline(self, plan: Settings, confidence: float = 0.0, **changes) -> Evaluation:
-        """The plan's attacks on the undefended classifier; read from the results, or run once."""
-        bare = plan._replace(
-            objective="generic", objective_settings={}, operating_point="none",
-            confidence=confidence, detector_margin=0.0, margin_rate=None, train_attack=None,
-        )._replace(**changes)  # fmt: skip
-        by_hand = tuple(sorted(bare.attack_settings.items()))
-        known = (bare.attacks, bare.regime, bare.preset, confidence, by_hand)
-        if known not in self._baselines:
-            alone = dataclasses.replace(
-                self, defense_name="none", threat_model="perfect_knowledge", copy=None,
-                victim=FittedDefense(undefended(self.classifier), {}),
-            )  # fmt: skip
-            self._baselines[known] = attack_case(alone, bare)
-        return self._baselines[known]
-
 
 def prepare(
     detector: Detector,
@@ -152,225 +135,48 @@ def prepare(
     half = "defender" if limited else "full"
     if classifier is None:
         classifier = training.classifier_for(splits, half=half, progress=progress)
-    check_classifier(classifier, splits)
+    inputs.check_classifier(classifier, splits)
+    warnings = inputs.accuracy_warning(classifier, splits), inputs.few_clean_warning(splits)
+    for warning in filter(None, warnings if progress else ()):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
     copy = None
     if limited:
         if surrogate is None:
-            other = splits.half("attacker")
-            other = training.classifier_for(other, half="attacker", progress=progress)
-            surrogate = other, detector
-        check_classifier(surrogate[0], splits)
+            surrogate = _trained_copy(splits, progress), detector
+        inputs.check_classifier(surrogate[0], splits)
         copy = fit(surrogate[1], surrogate[0], half="attacker")
+    victim = fit(detector, classifier, half=half)
+    for fitted in filter(None, (victim, copy)):
+        inputs.check_score(fitted.defense, splits)
     return Case(
-        splits, defense_name, threat_model, classifier, fit(detector, classifier, half=half), copy,
+        splits, defense_name, threat_model, classifier, victim, copy,
         plan.seed, results_dir, resume, command, progress,
     )  # fmt: skip
 
 
-def check_classifier(classifier: Classifier, splits: Splits) -> None:
-    """Refuses a classifier that gives probabilities, or another number of classes.
-
-    Raises:
-      InputError: it does.
-    """
-    images = splits.threshold.images[:100]
-    logits = np.asarray(classifier(images).logits)
-    if logits.shape != (len(images), splits.num_classes):
+def _trained_copy(splits: Splits, progress: bool) -> Classifier:
+    """The attacker's own classifier: advdet's network, trained on his half."""
+    half = splits.half("attacker")
+    try:
+        return training.classifier_for(half, half="attacker", progress=progress)
+    except InputError as error:
         raise InputError(
-            f"the classifier gives an array of shape {logits.shape} for {len(images)} images of "
-            f"{splits.name}; wanted [{len(images)}, {splits.num_classes}] logits"
-        )
-    if not np.isfinite(logits).all():
-        raise InputError("the classifier's logits are not finite on clean images")
-    if (logits >= 0).all() and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
-        raise InputError(
-            "the classifier returns probabilities (rows that sum to 1), not logits: gradients "
-            "through a softmax vanish and any detector would look strong; return what goes into "
-            "the softmax"
-        )
+            "without a surrogate the attacker's classifier is advdet's own network, trained on his "
+            f"half of the data, and that cannot be had: {error}; pass surrogate=(classifier, "
+            "detector)"
+        ) from error
 
 
-def attack_case(case: Case, plan: Settings) -> Evaluation:
-    """Runs the plan's attacks on a case, or reads what was run before; judges and records."""
-    if plan.margin_rate is not None:
-        shown = case.copy or case.victim
-        margin = shown.margin_to(plan.margin_rate, plan.operating_point)
-        plan = plan._replace(detector_margin=margin)
-    baseline = images_from = None
-    if case.victim.defense.detector.kind != "none":
-        baseline = case.baseline(plan)
-        if case.threat_model == "zero_knowledge":
-            images_from = case.baseline(plan, plan.confidence)
-    clean = case.splits.test.take(slice(plan.num_images))
-    goal = _targets(case, plan, clean)
-    done = Evaluation({}, {}, {}, baseline, clean)
-    step = _Step(case, plan, done, goal, images_from)
-    for name in plan.attacks:
-        _one_attack(step, name)
-    if len(plan.attacks) > 1:
-        _headline(step)
-    return done
-
-
-class _Step(NamedTuple):
-    """What every attack of a plan needs.
-
-    Attributes:
-      case, plan: as in `attack_case`.
-      done: what is finished so far.
-      goal: [N] wanted classes, the true ones of an untargeted run.
-      images_from: the evaluation whose images are judged, None where attacks are run.
-    """
-
-    case: Case
-    plan: Settings
-    done: Evaluation
-    goal: np.ndarray
-    images_from: Evaluation | None
-
-    @property
-    def view(self) -> Defense:
-        """The defence that the attacker is shown."""
-        case, point = self.case, self.plan.operating_point
-        return attacker_view(case.threat_model, case.victim.at(point), case.copy_at(point))
-
-
-def _targets(case: Case, plan: Settings, clean: Batch) -> np.ndarray:
-    """[N] wanted classes; the true ones for an untargeted run."""
-    labels = np.asarray(clean.labels)
-    if not isinstance(plan.targets, str):
-        return plan.targets
-    if plan.targets == "untargeted":
-        return labels
-    if plan.targets == "random":
-        return cells.random_targets(plan.seed, labels, clean.ids, case.splits.num_classes)
-    rows = np.arange(len(labels))
-    if plan.targets == "least_likely":
-        logits = np.array(training.logits(case.classifier, clean.images))
-        logits[rows, labels] = np.inf
-        return logits.argmin(axis=1).astype(np.int32)
-    untargeted = case.baseline(plan, targets="untargeted", attacks=("ddn",), attack_settings={})
-    logits = np.array(training.logits(case.classifier, untargeted.arrays["ddn"]["image"]))
-    logits[rows, labels] = -np.inf
-    return logits.argmax(axis=1).astype(np.int32)
-
-
-def _one_attack(step: _Step, name: str) -> None:
-    """Runs one attack, or takes its images from the undefended baseline, and judges them."""
-    case, plan, done = step.case, step.plan, step.done
-    # Images of the baseline were made by its settings, which a preset may tie to the defence.
-    maker = "none" if step.images_from is not None else case.defense_name
-    attack = settings.make_attack(plan, name, case.splits, maker)
-    part, path, stored = case.cell(plan, name, dataclasses.asdict(attack))
-    if stored is not None:
-        case.say(f"{case.defense_name}, {name}: finished before, read from {path}")
-        _enter(done, name, path, *stored)
-        return
-    if step.images_from is not None:
-        images = step.images_from.arrays[name]
-        found = AttackResult(*(images[field] for field in AttackResult._fields))
-        seconds = dict(step.images_from.records[name]["seconds"])
-    else:
-        if warning := presets.frozen_edge_warning(attack, done.clean.images):
-            case.say(f"warning: {warning}")
-        if path is not None and not case.resume and results.partial_path(path).exists():
-            case.say(
-                f"a partial result lies in {results.partial_path(path)}; without --resume this run "
-                "starts anew"
-            )
-        objective = settings.make_objective(plan, case.defense_name)
-        found, seconds = cells.attack_in_variants(
-            f"{case.defense_name}, {name}", attack, objective, step.view, done.clean, step.goal,
-            start=lambda variant: _start(step, name, attack, variant), seed=plan.seed,
-            lanes=plan.lanes, path=path, resume=case.resume, progress=case.progress,
-        )  # fmt: skip
-    _judge_and_enter(step, name, part, path, found, seconds)
-
-
-def _start(step: _Step, name: str, attack, objective: Objective) -> np.ndarray | None:
-    """Where an attack begins; None for the clean images."""
-    if objective.begins == "undefended":
-        return _first_stage(step, name, attack)
-    if objective.begins == "natural":
-        case, done = step.case, step.done
-        half = "attacker" if case.threat_model == "limited_knowledge" else "full"
-        return starts.natural(
-            objective, step.view, case.splits.half(half).train, done.clean, step.goal
-        )
-    return None
-
-
-def _first_stage(step: _Step, name: str, attack) -> np.ndarray:
-    """[N, H, W, C] what the attack finds on the bare classifier; the clean image where nothing."""
-    case, plan, done = step.case, step.plan, step.done
-    if case.threat_model == "limited_knowledge":  # the baseline is the victim's
-        found, _ = cells.attack_images(
-            f"{case.defense_name}, {name}, first stage", attack,
-            Generic(targeted=plan.targeted), undefended(step.view.classifier), done.clean,
-            step.goal, seed=plan.seed, lanes=plan.lanes, progress=case.progress,
-        )  # fmt: skip
-        success, image = found.success, found.image
-    else:
-        arrays = done.baseline.arrays[name]
-        success, image = arrays["success"], arrays["image"]
-    return np.where(success[:, None, None, None], image, done.clean.images)
-
-
-def _headline(step: _Step) -> None:
-    """The nearest success of each image over the attacks.
-
-    It is chosen by what the attacker is shown and by draws of his own: the judge's stay unused.
-    """
-    plan, done, goal, view = step.plan, step.done, step.goal, step.view
-    names = list(done.arrays)
-    used = {name: done.records[name]["run"]["settings"]["attack"] for name in names}
-    part, path, stored = step.case.cell(plan, "best", used)
-    if stored is not None:
-        _enter(done, "best", path, *stored)
-        return
-    ranks = []
-    for name in names:
-        arrays = done.arrays[name]
-        share = judge(
-            view, arrays["image"], done.clean.ids, goal, targeted=plan.targeted,
-            seed=plan.seed, stream=ATTACKERS_OWN, draws=NUM_OWN_DRAWS,
-        ).success(float(view.threshold))  # fmt: skip
-        # Reliable successes first, then mere majorities, then what the attack itself calls one.
-        tier = np.where(
-            share >= _RELIABLE, 0, np.where(share > 0.5, 1, np.where(arrays["success"], 2, 3))
-        )
-        ranks.append(1e6 * tier + np.minimum(arrays["distance"], 1e5))
-    pick, rows = np.argmin(ranks, axis=0), np.arange(len(goal))
-    stacked = {field: np.stack([done.arrays[n][field] for n in names])
-               for field in AttackResult._fields}  # fmt: skip
-    found = AttackResult(**{field: value[pick, rows] for field, value in stacked.items()})
-    found = found._replace(num_gradients=stacked["num_gradients"].sum(axis=0, dtype=np.int32))
-    seconds = {
-        kind: sum(done.records[n]["seconds"][kind] for n in names) for kind in ("compile", "run")
-    }
-    extra = {"attack": np.array(names)[pick]}
-    _judge_and_enter(step, "best", part, path, found, seconds, extra)
-
-
-def _judge_and_enter(step: _Step, name, part, path, found, seconds, extra=None) -> None:
-    case, plan, done = step.case, step.plan, step.done
-    baseline_l2 = None
-    if done.baseline is not None:
-        baseline_l2 = done.baseline.records[name]["attack"]["mean_l2"]
-    record, arrays = assess(
-        run=part, victim=case.victim, clean=done.clean, test=case.splits.test, goal=step.goal,
-        targeted=plan.targeted, found=found, reference=case.reference, baseline_l2=baseline_l2,
-        seconds=seconds,
-    )  # fmt: skip
-    arrays |= extra or {}
-    if path is not None:
-        results.save(path, record, arrays)
-        objective = settings.make_objective(plan, case.defense_name)
-        for number in range(len(objective.variants())):
-            results.drop_partial(cells.variant_path(path, number))
-        results.drop_partial(path)
-    _enter(done, name, path, record, arrays)
-
-
-def _enter(done: Evaluation, name: str, path, record, arrays) -> None:
-    done.records[name], done.arrays[name], done.paths[name] = record, arrays, path
+def _line(item: tuple[str, dict[str, Any]]) -> str:
+    """An attack's name, verdict, success and distance."""
+    name, record = item
+    attack, point = record["attack"], record["run"]["operating_point"]
+    rate = attack["success_rate"]["misclassified" if point == "none" else point]
+    text = f"  {name}: {record['verdict']}"
+    if rate is not None:
+        low, high = record["intervals"]["success_rate"]
+        text += f"; success {rate:.1%} [{low:.1%}, {high:.1%}] at {point}"
+    if attack["mean_l2"] is not None:
+        text += f", mean L2 {attack['mean_l2']:.3g}"
+    signs = [sign for sign, value in record["indicators"].items() if value["raised"]]
+    return text + (f"; look at: {', '.join(signs)}" if signs else "")

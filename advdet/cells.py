@@ -90,6 +90,7 @@ def attack_images(
     free: np.ndarray | None = None,
     path: Path | None = None,
     resume: bool = False,
+    only: np.ndarray | None = None,
     progress: bool = True,
 ) -> tuple[AttackResult, dict[str, float]]:
     """Attacks all images of a batch, or what a partial file leaves of them.
@@ -106,6 +107,7 @@ def attack_images(
       free: [H, W, C] bool, the pixels that may change; all where None.
       path: of the record, beside which finished images are kept; None keeps nothing.
       resume: go on with the partial file there.
+      only: [N] bool, the images to attack; others count as failures. All where None.
       progress: show a line on stderr.
 
     Returns:
@@ -116,10 +118,12 @@ def attack_images(
       KeyboardInterrupt: after finished images were saved.
     """
     done, kept = _resumed(path, batch, resume)
+    mine = np.ones(len(targets), bool) if only is None else only
+    done = done | ~mine
     root = jax.random.fold_in(jax.random.key(seed), _ATTACK)
     if free is not None:
         free = np.broadcast_to(free[None], batch.images.shape)
-    show = _Line(name, attack, len(targets), int(done.sum()), progress)
+    show = _Line(name, attack, int(mine.sum()), int((done & mine).sum()), progress)
     save_cost, saved_at, latest = 0.0, time.perf_counter(), None
 
     def merged(now):
@@ -137,7 +141,7 @@ def attack_images(
     def on_slice(now):
         nonlocal latest
         finished, found = merged(now)
-        show(now, finished, found)
+        show(now, finished & mine, found)
         news = latest is None or now.finished.sum() > latest.finished.sum()
         latest = now
         if path is not None and news and now.finished.any():
@@ -207,7 +211,8 @@ class _Line:
         count, fresh = int(finished.sum()), int(now.finished.sum())
         each = self._limit  # until something is finished; then what was needed so far
         if fresh:
-            each = min(each, found.num_gradients[now.finished].mean())
+            needed = found.num_gradients[now.finished].mean()
+            each = min(each, needed) if needed else each  # 0 of an attack without gradients
         left = max(0.0, (self._num_images - self._already) * each - now.lane_steps) / rate
         if not self._estimated and now.run_seconds > 0.2:
             self._estimated = True

@@ -6,16 +6,19 @@ uses the key `fold_in(fold_in(fold_in(key(s), 0x4A55), d), i)`, so that anyone c
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from tqdm import tqdm
 
 from advdet.defenses import Defense, classify_images, score_images
 
 _JUDGE, ATTACKERS_OWN = 0x4A55, 0x4F57
 NUM_DRAWS, NUM_OWN_DRAWS = 5, 40
 _LOGITS = 2**20  # beyond any number of draws
+_PIECE = 200  # images between two steps of a progress bar
 
 
 class Judgement(NamedTuple):
@@ -79,6 +82,29 @@ def judge(
         scores = np.zeros((draws, 0), np.float32)
     logits = classify_images(jax.random.fold_in(root, _LOGITS), defense, images, ids)
     return Judgement(logits, is_wanted(logits, targets, targeted), scores)
+
+
+def judge_in_pieces(
+    defense: Defense,
+    images: np.ndarray,
+    ids: np.ndarray,
+    targets: np.ndarray,
+    *,
+    targeted: bool,
+    seed: int,
+    progress: bool,
+) -> Judgement:
+    """`judge` with a bar on stderr, where there are many images; the same verdicts."""
+    pieces = []
+    starts = range(0, len(ids), _PIECE)
+    show = progress and len(starts) > 1
+    for k in tqdm(starts, "judging", file=sys.stderr, disable=not show, leave=False):
+        rows = slice(k, k + _PIECE)
+        pieces.append(
+            judge(defense, images[rows], ids[rows], targets[rows], targeted=targeted, seed=seed)
+        )
+    logits, wanted, scores = zip(*pieces)
+    return Judgement(np.concatenate(logits), np.concatenate(wanted), np.concatenate(scores, axis=1))
 
 
 def is_wanted(logits: np.ndarray, targets: np.ndarray, targeted: bool) -> np.ndarray:

@@ -22,6 +22,27 @@ def _p_values(keys, defense, images, rows):
     return jax.lax.map(lambda pair: one(*pair), (keys, rows))
 
 
+def p_values_of(
+    seed: int, number: int, defense: Defense, images: np.ndarray, size: int
+) -> np.ndarray:
+    """The p-values [NUM_SETS] of sets drawn from images.
+
+    Args:
+      seed: of the draws.
+      number: 0 of adversarial images, 1 of clean ones.
+      defense: with a detector of kind "set".
+      images: [M, H, W, C].
+      size: of a set.
+    """
+    root = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _SETS), number)
+    key_rows, key_test = jax.random.split(root)
+    rows = np.stack([
+        jax.random.permutation(key, len(images))[:size]
+        for key in jax.random.split(key_rows, NUM_SETS)
+    ])  # fmt: skip
+    return np.asarray(_p_values(jax.random.split(key_test, NUM_SETS), defense, images, rows))
+
+
 def assess_sets(
     seed: int, defense: Defense, adversarial: np.ndarray, clean: np.ndarray
 ) -> dict[str, Any] | None:
@@ -42,15 +63,7 @@ def assess_sets(
         return None
     record = {"size": size, "draws": NUM_SETS, "level": LEVEL}
     for number, (name, images) in enumerate((("adversarial", adversarial), ("clean", clean))):
-        root = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _SETS), number)
-        key_rows, key_test = jax.random.split(root)
-        rows = np.stack([
-            jax.random.permutation(key, len(images))[:size]
-            for key in jax.random.split(key_rows, NUM_SETS)
-        ])  # fmt: skip
-        p_values = np.asarray(
-            _p_values(jax.random.split(key_test, NUM_SETS), defense, images, rows)
-        )
+        p_values = p_values_of(seed, number, defense, images, size)
         rejected = float((p_values < LEVEL).mean())
         record[name] = {
             "rejected": rejected,

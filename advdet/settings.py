@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from advdet import cells, paper, records
 from advdet.attacks import objectives, presets
-from advdet.detectors import Detector
+from advdet.detectors import Detector, NoDetector
 from advdet.splits import Splits
 from advdet.threat_models import THREAT_MODELS
-from advdet.types import InputError
+from advdet.types import Classifier, InputError
 
 TARGETS = ("random", "untargeted", "least_likely", "nearest", "paper")
 
@@ -49,12 +50,13 @@ class Settings(NamedTuple):
 def fill(
     name, detector, *, data, preset, attack, objective, threat_model, num_images, targets,
     operating_point, confidence, detector_margin, margin_rate, lanes, train_attack, seed,
-    attack_settings,
+    attack_settings, copied=None, classifier=None,
 ) -> Settings:  # fmt: skip
     """Fills what is None from the preset, and refuses what cannot be.
 
     Args: those of `benchmark.evaluate`; `name` is the defence's, `attack_settings` those of its
-      arguments that belong to the attacks.
+      arguments that belong to the attacks, `copied` the detector of a surrogate that is given,
+      `classifier` the one that the attacker is shown, where it is given.
 
     Raises:
       InputError: unknown names, numbers out of range, an objective that does not fit.
@@ -67,7 +69,9 @@ def fill(
         raise InputError(f"unknown preset {preset!r}; known: {', '.join(presets.PRESETS)}")
     fills = presets.PAPER_RUN if preset == "paper" else {}
     attack = attack or fills.get("attack", "all")
-    attacks = presets.STRONG if attack == "all" else (attack,)
+    shown = NoDetector() if threat_model == "zero_knowledge" else copied or detector
+    attacks = _chosen(attack, name, shown, classifier)
+    _check_radius(attacks, attack_settings)
     targets = fills.get("targets", "random") if targets is None else targets
     if operating_point is None:
         operating_point = (
@@ -121,10 +125,10 @@ def fill(
             "of detector_margin"
         )
     for what, value in attack_settings.items():
-        if value is not None and not math.isfinite(value):
+        if not isinstance(value, str | None) and not math.isfinite(value):
             raise InputError(f"{what} must be a finite number, not {value}")
     for known in attacks:
-        made = presets.settings(known, preset, 1, name)
+        made = presets.settings(known, preset, 1, name, attack_settings.get("norm"))
         presets.make(known, made | _given(attack_settings))
     plan = Settings(
         attacks=attacks,
@@ -144,6 +148,54 @@ def fill(
     )
     make_objective(plan, name)  # refuses what it does not know, before anything is loaded
     return plan
+
+
+def _chosen(
+    attack: str, name: str, shown: Detector, classifier: Classifier | None
+) -> tuple[str, ...]:
+    """The attacks that a word means, of those that make sense on what the attacker is shown.
+
+    A score or classifier without a useful gradient stops attacks that follow gradients, and no
+    others. So where it says so, a group means the attacks by values alone, and the others are
+    refused by name; unless it says that it has a surrogate gradient: then both are run, since a
+    surrogate can mislead.
+
+    Raises:
+      InputError: an unknown attack, or one that needs a gradient where there is none.
+    """
+    names = presets.GROUPS.get(attack) or tuple(attack.split(","))
+    for known in names:
+        presets.check_name(known)
+    if len(set(names)) < len(names):
+        raise InputError(f"attack {attack!r} names one twice")
+    free, follow = presets.GRADIENT_FREE, [n for n in names if n not in presets.GRADIENT_FREE]
+    smooth = getattr(getattr(classifier, "apply", None), "differentiable", True)
+    if shown.differentiable and smooth or not follow:
+        return names
+    if attack in presets.GROUPS:
+        return (*follow, *free) if smooth and shown.surrogate_gradient else free
+    if smooth and shown.surrogate_gradient:
+        return names
+    lacking = f"defence {name}" if smooth else "the classifier"
+    raise InputError(
+        f"attack {follow[0]} follows gradients, and {lacking} says that it has none "
+        f"(differentiable = False); take {' or '.join(free)}, which needs none, or all; or give "
+        "the detector a surrogate gradient, and say so (surrogate_gradient = True)"
+    )
+
+
+def _check_radius(attacks: tuple[str, ...], attack_settings: dict[str, Any]) -> None:
+    """Refuses a radius or norm for attacks that have none."""
+    fields = {name: [field.name for field in dataclasses.fields(kind)]
+              for name, kind in presets.ATTACKS.items()}  # fmt: skip
+    for what in ("epsilon", "norm"):
+        for name in attacks if attack_settings.get(what) is not None else ():
+            if what not in fields[name]:
+                having = ", ".join(known for known in fields if what in fields[known])
+                raise InputError(
+                    f"attack {name} has no {what} to be given; it belongs to the attacks at a "
+                    f"fixed radius: {having}"
+                )
 
 
 def _has_native(detector: Detector) -> bool:
@@ -199,7 +251,9 @@ def for_data(plan: Settings, splits: Splits) -> Settings:
 
 def make_attack(plan: Settings, name: str, splits: Splits, defense_name: str):
     """The attack of that name, as the preset and the settings given by hand make it."""
-    values = presets.settings(name, plan.preset, splits.image_shape[-1], defense_name)
+    values = presets.settings(
+        name, plan.preset, splits.image_shape[-1], defense_name, plan.attack_settings.get("norm")
+    )
     return presets.make(name, values | plan.attack_settings)
 
 

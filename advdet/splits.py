@@ -10,6 +10,9 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import re
+import zipfile
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +21,9 @@ from advdet.types import Batch, InputError
 _SPLITS = ("train", "select", "threshold", "test")
 _PARTS = ("full", "defender", "attacker")
 _HALVES_SEED, _ARRAYS_SEED = 2, 3
+_MOST_COPIES = 0.01  # of a split; real sets hold an image twice now and then
+
+Arrays = tuple[np.ndarray, np.ndarray] | str | Path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,33 +96,45 @@ class Splits:
     @staticmethod
     def from_arrays(
         *,
-        test: tuple[np.ndarray, np.ndarray],
-        clean: tuple[np.ndarray, np.ndarray],
-        train: tuple[np.ndarray, np.ndarray] | None = None,
+        test: Arrays,
+        clean: Arrays | None = None,
+        train: Arrays | None = None,
         name: str = "arrays",
         class_names: tuple[str, ...] | None = None,
+        num_classes: int | None = None,
     ) -> Splits:
         """Wraps arrays as a data set.
 
         Args:
-          test: images [N, H, W, C] (floats in [0, 1], or uint8 0 ... 255) and labels [N].
-          clean: the same, held out from training; 2/5 become `select`, 3/5 `threshold`.
-          train: the same, or None where nothing is to be trained.
+          test: images [N, H, W, C] (floats in [0, 1], or uint8 0 ... 255) and labels [N], or the
+            path of an .npz that holds them as `x_test` and `y_test`, or `x` and `y`.
+          clean: the same (`x_clean`, `y_clean`), held out from training: thresholds are set on
+            them. With `train`, 2/5 become `select` and 3/5 `threshold`; else all are `threshold`.
+          train: the same (`x_train`, `y_train`), or None where nothing is to be trained or fitted.
           name: what results are filed under.
-          class_names: one for each class (default: 0 ... the largest label).
+          class_names: one for each class (default: 0, 1, ...).
+          num_classes: how many there are (default: up to the largest label).
 
         Raises:
           InputError: an array cannot be used; the message says which and why.
         """
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise InputError(f"name {name!r} must be one word: results are filed under it")
+        if clean is None:
+            raise InputError(
+                "clean is missing: (images, labels) that classifier and detector were not trained "
+                "on and that are not attacked, to set thresholds on"
+            )
         given = {"train": train, "clean": clean, "test": test}
-        checked = {what: _check(what, *xy) for what, xy in given.items() if xy is not None}
+        checked = {what: _check(what, *_pair(what, xy)) for what, xy in given.items()
+                   if xy is not None}  # fmt: skip
         shapes = {what: images.shape[1:] for what, (images, _) in checked.items()}
         if len(set(shapes.values())) > 1:
             raise InputError(f"images differ in shape: {shapes}")
         largest = max(int(labels.max()) for _, labels in checked.values())
         if class_names is None:
-            class_names = tuple(str(label) for label in range(largest + 1))
-        if largest >= len(class_names):
+            class_names = tuple(str(label) for label in range(num_classes or largest + 1))
+        if largest >= len(class_names) or num_classes not in (None, len(class_names)):
             raise InputError(f"label {largest} does not fit the {len(class_names)} classes given")
         if len(checked["clean"][1]) < 2:
             raise InputError("clean holds 1 image; it needs 2 or more, to be split in two")
@@ -128,7 +146,7 @@ class Splits:
         if train is None:
             batches["train"] = batches["test"].take(slice(0, 0))
         rows = permutation(len(batches["clean"].ids), _ARRAYS_SEED)
-        cut = max(1, 2 * len(rows) // 5)
+        cut = 0 if train is None else max(1, 2 * len(rows) // 5)
         splits = Splits(
             name,
             "arrays",
@@ -159,6 +177,59 @@ def assert_disjoint(splits: Splits) -> None:
             raise AssertionError(f"{splits.name}: {split} holds an image twice")
 
 
+def check(splits: Splits) -> None:
+    """Refuses data put together by hand that cannot be used.
+
+    Raises:
+      InputError: images, labels or ids of a split are not as they must be, or a split of arrays
+        shares images with another.
+    """
+    for split in _SPLITS:
+        batch = getattr(splits, split)
+        ids = np.asarray(batch.ids)
+        if ids.shape != (len(batch.images),) or not np.issubdtype(ids.dtype, np.integer):
+            raise InputError(
+                f"{split} has {len(batch.images)} images but ids of shape {ids.shape} and type "
+                f"{ids.dtype}; each image needs a whole number of its own"
+            )
+        if not len(ids) and split in ("train", "select"):
+            continue
+        if np.asarray(batch.images).dtype != np.float32:
+            raise InputError(
+                f"{split} images are {np.asarray(batch.images).dtype}; in a Splits they must be "
+                "float32 in [0, 1] (Splits.from_arrays makes them so)"
+            )
+        _, labels = _check(split, batch.images, batch.labels)
+        if labels.max() >= splits.num_classes:
+            raise InputError(
+                f"{split} has the label {labels.max()}, and there are {splits.num_classes} classes"
+            )
+    try:
+        assert_disjoint(splits)
+    except AssertionError as error:
+        raise InputError(f"ids are wrong: {error}; each image needs one of its own") from None
+    if splits.source == "arrays":
+        _refuse_copies(splits)
+
+
+def _refuse_copies(splits: Splits) -> None:
+    """Thresholds and figures are worth nothing on images that a detector has learned from."""
+    held_out = {"clean": ("select", "threshold")}
+    of = lambda image: hashlib.blake2b(np.ascontiguousarray(image), digest_size=16).digest()
+    seen = {
+        what: [of(i) for part in held_out.get(what, (what,)) for i in getattr(splits, part).images]
+        for what in ("train", "clean", "test")
+    }
+    for one, other in itertools.combinations(seen, 2):
+        known = set(seen[one])
+        copies = sum(image in known for image in seen[other])
+        if copies > _MOST_COPIES * len(seen[other]):
+            raise InputError(
+                f"{copies} of the {len(seen[other])} {other} images are among the {one} images, "
+                "too; they must be others"
+            )
+
+
 def permutation(count: int, seed: int) -> np.ndarray:
     """The fixed order [count] of 0 ... count - 1 that belongs to a seed."""
     return np.random.RandomState(seed).permutation(count)
@@ -185,11 +256,31 @@ def _hash(batch: Batch) -> str:
     return digest.hexdigest()
 
 
+def _pair(what: str, arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels as given, or from the file named."""
+    if not isinstance(arrays, (str, Path)):
+        if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
+            raise InputError(f"{what} must be (images, labels), or the path of an .npz file")
+        return tuple(arrays)
+    try:
+        with np.load(arrays, allow_pickle=False) as stored:
+            for names in ((f"x_{what}", f"y_{what}"), ("x", "y")):
+                if set(names) <= set(stored.files):
+                    return stored[names[0]], stored[names[1]]
+            found = ", ".join(stored.files) or "nothing"
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+        raise InputError(f"{what}: {arrays} cannot be read as an .npz file ({error})") from None
+    raise InputError(f"{what}: {arrays} holds {found}; wanted x_{what} and y_{what}, or x and y")
+
+
 def _check(what: str, images, labels) -> tuple[np.ndarray, np.ndarray]:
     """Images as float32 in [0, 1] and labels as int32, or InputError."""
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim != 4 or not images.size:
-        raise InputError(f"{what} images have shape {images.shape}; they must be [N, H, W, C]")
+        hint = " (grey ones lack their last axis: images[..., None])" if images.ndim == 3 else ""
+        raise InputError(
+            f"{what} images have shape {images.shape}; they must be [N, H, W, C]{hint}"
+        )
     if images.shape[1] in (1, 3) and images.shape[3] > 4:
         raise InputError(f"{what} images have shape {images.shape}: channels must come last")
     if labels.ndim == 2:
@@ -212,6 +303,6 @@ def _check(what: str, images, labels) -> tuple[np.ndarray, np.ndarray]:
     if images.min() < 0 or images.max() > 1:
         raise InputError(
             f"{what} images range from {images.min():g} to {images.max():g}; they must lie in "
-            "[0, 1] (divide by 255, undo any normalisation)"
+            "[0, 1] (divide by the largest value that a pixel can have, undo any normalisation)"
         )
     return images.astype(np.float32), labels.astype(np.int32)

@@ -10,6 +10,10 @@ from advdet.defenses import Defense, undefended
 from advdet.types import InputError
 
 THREAT_MODELS = ("zero_knowledge", "perfect_knowledge", "limited_knowledge")
+NO_SURROGATE = (
+    "limited knowledge needs a surrogate: a detector with a `fit`, or "
+    "surrogate=(classifier, detector)"
+)
 
 
 def attacker_view(threat_model: str, defense: Defense, surrogate: Defense | None = None) -> Defense:
@@ -31,9 +35,6 @@ def attacker_view(threat_model: str, defense: Defense, surrogate: Defense | None
         return defense
     if threat_model == "limited_knowledge":
         if surrogate is None:
-            raise InputError(
-                "limited knowledge needs a surrogate: a detector with a `fit`, or "
-                "surrogate=(classifier, detector)"
-            )
+            raise InputError(NO_SURROGATE)
         return surrogate
     raise InputError(f"unknown threat model {threat_model!r}; known: {', '.join(THREAT_MODELS)}")

@@ -79,6 +79,25 @@ class Classifier:
         """Classifies images [B, H, W, C] in [0, 1]; with a key, dropout is on."""
         return self.apply(self.variables, images, key)
 
+    @staticmethod
+    def from_function(logits_fn: Callable, *, differentiable: bool | None = None) -> Classifier:
+        """A classifier from a plain JAX function; `advdet.bridges` makes one of other code.
+
+        Args:
+          logits_fn: images [B, H, W, C] in [0, 1] -> logits [B, K], which is what goes into a
+            softmax; it may return `Outputs`, with features. A parameter `key` gets None, or a key
+            that switches dropout on.
+          differentiable: whether it has useful gradients (None: what it says of itself, else yes).
+
+        Raises:
+          InputError: it has a parameter that nothing is known for.
+        """
+        from advdet.functions import FunctionApply  # which needs this module
+
+        if differentiable is None:
+            differentiable = getattr(logits_fn, "differentiable", True)
+        return Classifier({}, FunctionApply(logits_fn, differentiable))
+
 
 class Batch(NamedTuple):
     """Labelled images.

@@ -12,7 +12,7 @@ from advdet import crafting, datasets, detectors, fits, records
 from advdet.defenses import FittedDefense, undefended, with_thresholds
 from advdet.detectors import Detector
 from advdet.splits import Splits
-from advdet.types import Classifier, FitData
+from advdet.types import Classifier, FitData, InputError
 
 _FIT = 0x4649
 
@@ -41,19 +41,23 @@ def defend(
       progress: show what takes long on stderr.
 
     Raises:
-      InputError: the attack changed too few labels, or a score is not finite.
+      InputError: the attack changed too few labels, a score is not finite, or there is nothing to
+        learn from.
     """
     if detector.kind == "none":
         return FittedDefense(undefended(classifier), {})
+    if detector.learns and not len(splits.train.labels):
+        raise InputError(
+            f"{detectors.name_of(detector)} has a `fit`, and the data hold no training images: "
+            "give Splits.from_arrays(train=(x, y)), or a detector that is fitted already"
+        )
     splits = splits.half(half)
     key = jax.random.fold_in(jax.random.key(seed), _FIT)
     if half == "attacker":  # a copy, not the same random choices
         key = jax.random.fold_in(key, 1)
     key_fit, key_score = jax.random.split(key)
-    classifier_id = records.fingerprint(classifier)
-    # A foreign classifier without arrays cannot be told from another: nothing of it is kept.
-    cache = datasets.cache_dir() if jax.tree.leaves(classifier.variables) else None
-    folder = lambda what: cache and cache / what / splits.name
+    classifier_id = records.fingerprint(classifier, splits.test.images)
+    folder = lambda what: datasets.cache_dir() / what / splits.name
 
     def fit(work):
         data = FitData(splits.train, splits.select, work=work, progress=progress)
@@ -84,6 +88,7 @@ def facts_for(
     """Everything that decides what `defend` fits; `splits` are those of the half."""
     return fits.facts_of(
         detector, detectors.name_of(detector), dataset=splits.name, half=half,
-        data_hash=splits.data_hash, classifier=records.fingerprint(classifier), seed=seed,
+        data_hash=splits.data_hash, seed=seed,
+        classifier=records.fingerprint(classifier, splits.test.images),
         train_attack=train_attack if detector.needs_adversarial else None,
     )  # fmt: skip

@@ -65,11 +65,12 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def run(main: Callable[[], int | None]) -> None:
+def run(main: Callable[..., int | None], words: int = 0) -> None:
     """Parses the flags and calls `main`; the user's errors become one line and status 2.
 
     Args:
-      main: takes nothing, reads `_FLAG.value`s, returns the exit status or None for 0.
+      main: reads `_FLAG.value`s, returns the exit status or None for 0.
+      words: how many words, at most, may stand on the command line beside flags; `main` gets them.
     """
 
     def parse(argv):
@@ -77,21 +78,20 @@ def run(main: Callable[[], int | None]) -> None:
             rest = flags.FLAGS(argv)
         except flags.Error as error:
             _refuse(" ".join(str(error).split()))
-        if len(rest) > 1:
+        if len(rest) > 1 + words:
             _refuse(
-                f"words left over on the command line: {' '.join(rest[1:])}; "
+                f"words left over on the command line: {' '.join(rest[1 + words :])}; "
                 "flags are written --name=value, --help lists them"
             )
         return rest
 
     def guarded(argv):
-        del argv
         try:
             from advdet.types import InputError
 
             configure_process()
             try:
-                return main()
+                return main(*argv[1:])
             except InputError as error:
                 _refuse(str(error))
         except KeyboardInterrupt:

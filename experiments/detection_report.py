@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments import report
+from experiments import pictures, report
 
 
 def by_confidence(records) -> str:
@@ -87,31 +87,24 @@ def roc_picture(path: Path, records, arrays) -> None:
       records: of one attack, one for each confidence.
       arrays: their per-image arrays.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
     from sklearn.metrics import roc_curve
 
-    figure, axis = plt.subplots(figsize=(5.5, 4))
-    for record, images in zip(records, arrays):
-        clean = images["clean_score"][0][images["clean_correct"]]
-        found = images["adversarial_score"][0][images["clean_correct"] & images["success"]]
-        if not len(found):
-            continue
-        labels = np.r_[np.zeros(len(clean)), np.ones(len(found))]
-        false, true, _ = roc_curve(labels, np.r_[clean, found])
-        confidence = record["run"]["settings"]["confidence"]
-        area = report.number(record["detection"]["auc"])
-        axis.plot(np.maximum(false, 0.5 / len(clean)), true, drawstyle="steps-post",
-                  label=f"confidence {confidence:g}: AUC {area}, n {len(found)}")  # fmt: skip
-    axis.set_xscale("log")
-    axis.set_xlabel("clean images flagged")
-    axis.set_ylabel("adversarial images flagged")
-    axis.set_ylim(-0.02, 1.02)
-    run = records[0]["run"]
-    axis.set_title(f"{run['defense']} on {run['dataset']}, {run['attack']}", fontsize=9)
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    with pictures.saved(path, figsize=(5.5, 4)) as axis:
+        for record, images in zip(records, arrays):
+            clean = images["clean_score"][0][images["clean_correct"]]
+            found = images["adversarial_score"][0][images["clean_correct"] & images["success"]]
+            if not len(found):
+                continue
+            labels = np.r_[np.zeros(len(clean)), np.ones(len(found))]
+            false, true, _ = roc_curve(labels, np.r_[clean, found])
+            confidence = record["run"]["settings"]["confidence"]
+            area = report.number(record["detection"]["auc"])
+            axis.plot(np.maximum(false, 0.5 / len(clean)), true, drawstyle="steps-post",
+                      label=f"confidence {confidence:g}: AUC {area}, n {len(found)}")  # fmt: skip
+        axis.set_xscale("log")
+        axis.set_xlabel("clean images flagged")
+        axis.set_ylabel("adversarial images flagged")
+        axis.set_ylim(-0.02, 1.02)
+        run = records[0]["run"]
+        axis.set_title(f"{run['defense']} on {run['dataset']}, {run['attack']}", fontsize=9)
+        axis.legend(fontsize=8)

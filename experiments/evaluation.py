@@ -23,8 +23,10 @@ ATTACK = flags.DEFINE_string(
     "attack",
     None,
     "carlini_wagner (the paper's yardstick), ddn (cheaper, usually nearer), or all (default), both "
-    "of them, with the nearest success of each image as the headline, `best`. By name also the "
-    "weak attacks that detectors are often tested with: fast_gradient, jsma.",
+    "of them, with the nearest success of each image as the headline, `best`. At a fixed radius: "
+    "pgd, selective_pgd, orthogonal_pgd, square (which takes no gradient), or fixed_radius, all of "
+    "these. By name also the weak attacks that detectors are often tested with: fast_gradient, "
+    "jsma. Several names with commas are run together.",
 )
 OBJECTIVE = flags.DEFINE_string(
     "objective",
@@ -89,6 +91,15 @@ LEARNING_RATE = flags.DEFINE_float(
 INITIAL_CONST = flags.DEFINE_float(
     "initial_const", None, "C&W: the first c, raised tenfold until the first success."
 )
+NORM = flags.DEFINE_string(
+    "norm", None, "Attacks at a fixed radius: linf (default; the largest change of a pixel) or l2."
+)
+EPSILON = flags.DEFINE_float(
+    "epsilon",
+    None,
+    "Attacks at a fixed radius: the radius, in pixel values from 0 to 1. Default, as papers have "
+    "it: linf 0.3 and l2 2 on digits, linf 8/255 and l2 0.5 on photographs.",
+)
 LANES = flags.DEFINE_integer(
     "lanes", None, "Images under attack at once on each device; changes speed only.", lower_bound=1
 )
@@ -103,11 +114,32 @@ RESULTS_DIR = flags.DEFINE_string(
 RESUME = flags.DEFINE_bool(
     "resume", False, "Go on with the finished images of an interrupted run of the same settings."
 )
+TIME_BUDGET = flags.DEFINE_string(
+    "time_budget",
+    None,
+    "A time such as 90s, 20m or 1.5h. Images and steps not given are chosen to fit, by rates that "
+    "are measured first; what was chosen is printed as a command that repeats it. It is a bound on "
+    "the attacks of one defence, not a promise.",
+)
 
 
-def settings() -> dict:
-    """The arguments of `advdet.evaluate` that the flags give, but for defence and threat model."""
-    return dict(
+def settings(budget: bool = False) -> dict:
+    """The arguments of `advdet.evaluate` that the flags give, but for defence and threat model.
+
+    Args:
+      budget: whether the caller can keep to a time.
+
+    Raises:
+      InputError: it cannot, and one is given.
+    """
+    if TIME_BUDGET.value is not None and not budget:
+        from advdet.types import InputError
+
+        raise InputError(
+            "--time_budget is none of this entry point's; give --num_images and --steps"
+        )
+    kept = {"time_budget": TIME_BUDGET.value} if budget else {}
+    return kept | dict(
         data=common.DATASET.value,
         attack=ATTACK.value,
         objective=OBJECTIVE.value,
@@ -122,6 +154,8 @@ def settings() -> dict:
         steps=STEPS.value,
         learning_rate=LEARNING_RATE.value,
         initial_const=INITIAL_CONST.value,
+        norm=NORM.value,
+        epsilon=EPSILON.value,
         lanes=LANES.value,
         train_attack=TRAIN_ATTACK.value,
         seed=common.SEED.value,
@@ -190,16 +224,16 @@ def main(threat_model: str) -> int:
       The exit status.
     """
     import advdet
-    from experiments import report
+    from experiments import pictures, report
 
     def evaluate_one(spec):
         evaluation = advdet.evaluate(
-            spec, threat_model=threat_model, command=command(threat_model), **settings()
+            spec, threat_model=threat_model, command=command(threat_model), **settings(True)
         )
         print(report.table(evaluation))
         name, path = list(evaluation.paths.items())[-1]
         sheet = path.with_suffix(".png")
-        report.sheet(sheet, evaluation.clean, evaluation.arrays[name])
+        pictures.sheet(sheet, evaluation.clean, evaluation.arrays[name])
         print(f"record  {path}\nimages  {path.with_suffix('.npz')}\nsheet   {sheet}")
 
     return each_defense(evaluate_one)

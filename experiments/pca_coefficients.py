@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from experiments import common, evaluation
+from experiments import common, evaluation, pictures
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(evaluation)
@@ -98,21 +98,13 @@ def _controls(victim, splits, clean) -> dict[str, float]:
 
 
 def _picture(path: Path, shown) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 4))
-    for (name, values), style in zip(shown.items(), ("-", "--")):
-        axis.plot(np.maximum(values, 1e-12), style, linewidth=1, label=name)
-    axis.set_yscale("log")
-    axis.set_xlabel("component, by falling variance")
-    axis.set_ylabel("mean absolute coefficient")
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    with pictures.saved(path, figsize=(6, 4)) as axis:
+        for (name, values), style in zip(shown.items(), ("-", "--")):
+            axis.plot(np.maximum(values, 1e-12), style, linewidth=1, label=name)
+        axis.set_yscale("log")
+        axis.set_xlabel("component, by falling variance")
+        axis.set_ylabel("mean absolute coefficient")
+        axis.legend(fontsize=8)
 
 
 if __name__ == "__main__":

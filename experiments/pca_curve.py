@@ -15,7 +15,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common, evaluation
+from experiments import common, evaluation, pictures
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(evaluation)
@@ -82,25 +82,17 @@ def main() -> None:
 
 
 def _picture(path: Path, curves, baseline: float) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 4))
-    for variant, points in curves.items():
-        points = [p for p in points if p["mean_l2"] is not None and p["interval"]]
-        k, mean = [p["components"] for p in points], [p["mean_l2"] for p in points]
-        axis.plot(k, mean, "o-", markersize=3, label=variant)
-        axis.fill_between(k, *zip(*(p["interval"] for p in points)), alpha=0.2)
-    axis.axhline(baseline, color="black", linewidth=1, label="undefended")
-    axis.set_xlabel("components kept")
-    axis.set_ylabel("mean L2 (95 % interval)")
-    axis.set_ylim(0)
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    with pictures.saved(path, figsize=(6, 4)) as axis:
+        for variant, points in curves.items():
+            points = [p for p in points if p["mean_l2"] is not None and p["interval"]]
+            k, mean = [p["components"] for p in points], [p["mean_l2"] for p in points]
+            axis.plot(k, mean, "o-", markersize=3, label=variant)
+            axis.fill_between(k, *zip(*(p["interval"] for p in points)), alpha=0.2)
+        axis.axhline(baseline, color="black", linewidth=1, label="undefended")
+        axis.set_xlabel("components kept")
+        axis.set_ylabel("mean L2 (95 % interval)")
+        axis.set_ylim(0)
+        axis.legend(fontsize=8)
 
 
 if __name__ == "__main__":

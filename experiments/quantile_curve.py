@@ -28,7 +28,7 @@ def main() -> None:
     from experiments import report
 
     values = sorted(set(evaluation.numbers("z", ZS.value)))
-    settings = evaluation.settings()
+    settings = evaluation.settings(budget=True)
     if settings.pop("objective") not in (None, "auto", "quantile"):
         raise InputError("the curve is one of the objective `quantile`; leave --objective away")
     done = advdet.sweep(

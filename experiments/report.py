@@ -1,10 +1,11 @@
-"""What a person sees of a result: a small table, and a sheet of images."""
+"""What a person sees of a result: small tables, and a curve."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
-import numpy as np
+from experiments import pictures
 
 _POINTS = {"native": "native", "0.01": "1 %", "0.05": "5 %", "0.5": "50 %"}
 _WORDS = {
@@ -41,8 +42,12 @@ def table(evaluation) -> str:
         "",
         f"success: {wanted}{hidden}; over the {counts['attacked']} of {counts['requested']} images "
         "that are classified rightly",
-        "8 bit: success once pixels are rounded; L2: over successes alone, so compare it at like "
-        "success",
+        "8 bit: success once pixels are rounded; "
+        + (
+            "L2: of the first success inside the radius, not what the defence costs"
+            if ball(run)
+            else "L2: over successes alone, so compare it at like success"
+        ),
     ]
     if run["operating_point"] != "none":
         lines += ["", *_detection(last)]
@@ -50,12 +55,28 @@ def table(evaluation) -> str:
         lines += ["", _correction(last["correction"])]
     if last.get("sets") is not None:
         lines += ["", *_sets(last["sets"])]
-    lines += ["", *_verdict(last)]
+    lines += ["", *_verdict(last), *_invalid_parts(evaluation.records)]
     return "\n".join(lines) + "\n"
+
+
+def ball(run) -> str | None:
+    """The radius that all attacks of a record kept to, in words; None where there is no such.
+
+    Args:
+      run: the record's `run` part.
+    """
+    settings = run["settings"].get("attack", {})
+    parts = [part for part in settings.values() if isinstance(part, dict)] or [settings]
+    balls = {(part.get("norm", "linf"), part.get("epsilon")) for part in parts}
+    if len(balls) != 1:
+        return None
+    ((norm, epsilon),) = balls
+    return None if epsilon is None else f"{norm} {epsilon:.3g}"
 
 
 def _title(record) -> str:
     run = record["run"]
+    within = ball(run)
     aim = ""
     if run["operating_point"] != "none":
         threshold = record["clean"]["thresholds"][run["operating_point"]]
@@ -69,7 +90,8 @@ def _title(record) -> str:
     return (
         f"{whom}\n"
         f"{run['targets']} targets, objective {run['objective']}, confidence "
-        f"{run['settings']['confidence']:g}\nclean accuracy {accuracy:.2%}{aim}"
+        f"{run['settings']['confidence']:g}{f', within {within}' if within else ''}\n"
+        f"clean accuracy {accuracy:.2%}{aim}"
     )
 
 
@@ -88,7 +110,7 @@ def _row(name, record):
         percent(attack["success_rate_8bit"]),
         number(attack["mean_l2"]),
         span(intervals["mean_l2"], lambda v: f"{v:.2f}"),
-        number(attack["baseline_ratio"]),
+        "-" if ball(record["run"]) else number(attack["baseline_ratio"]),
         "-" if attack["gradients_per_image"] is None else f"{attack['gradients_per_image']:,.0f}",
     )
 
@@ -150,15 +172,15 @@ def _sets(sets):
 
 def _verdict(record):
     attack, reported = record["attack"], record["paper"]
-    cost = ""
-    if attack["median_l2"] is not None:
+    within = ball(record["run"])
+    cost = f", within {within}" if within else ""
+    if not within and attack["median_l2"] is not None:
         cost = f", at a median L2 of {attack['median_l2']:.2f}"
-        if attack["baseline_ratio"] is not None:
+        if attack.get("median_ratio") is not None:
+            cost += f" ({attack['median_ratio']:.2f} x the undefended)"
+        elif attack["baseline_ratio"] is not None:
             cost += f" (mean {attack['baseline_ratio']:.2f} x the undefended)"
-    lines = [f"verdict: {record['verdict']}{cost}"]
-    raised = [name for name, value in record["indicators"].items() if value["raised"]]
-    if raised:
-        lines.append(f"signs that the attack or the model is broken: {', '.join(raised)}")
+    lines = [f"verdict: {record['verdict']}{cost}", *_signs(record["indicators"])]
     band = {None: "", True: ": in band", False: ": OUTSIDE the band"}[reported["in_band"]]
     lines.append(f"paper's regime: {reported['regime']}{band}")
     if reported["figure"] and reported["in_band"] is None:
@@ -166,6 +188,32 @@ def _verdict(record):
             "  this run's regime differs, so the figures stand beside it for orientation only"
         )
     return lines
+
+
+def _signs(signs):
+    """What the indicators say: those that invalidate, with what to change; then those that warn."""
+    raised = {name: sign for name, sign in signs.items() if sign["raised"]}
+    broken = [name for name, sign in raised.items() if sign.get("invalidates", True)]
+    if broken:
+        yield f"signs that the attack or the model is broken: {', '.join(broken)}"
+    if warnings := [name for name in raised if name not in broken]:
+        yield f"warnings: {', '.join(warnings)}"
+    for name, sign in raised.items():
+        figure = "-" if sign["value"] is None else f"{sign['value']:.3g}"
+        advice = f"{name} ({figure}): {sign['advice']}" if sign.get("advice") else ""
+        yield from textwrap.wrap(advice, 96, initial_indent="  ", subsequent_indent="    ")
+    if not raised:
+        known = sum(sign["value"] is not None for sign in signs.values())
+        yield f"checks of attack and model: {known} looked at, none raised"
+
+
+def _invalid_parts(records):
+    """A line for each single attack whose own record is not valid."""
+    for name, record in list(records.items())[:-1]:
+        if record["verdict"] == "evaluation invalid":
+            signs = record["indicators"].items()
+            found = [key for key, sign in signs if sign["raised"] and sign.get("invalidates", True)]
+            yield f"{name} alone: {record['verdict']} ({', '.join(found)})"
 
 
 def percent(value) -> str:
@@ -213,74 +261,17 @@ def curve_picture(path: Path, name: str, values, records) -> None:
 
     Args: as in `curve`, and the PNG's path.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5.5, 4))
-    points = [
-        (record["attack"]["mean_l2"], _rate(record), record["intervals"]["success_rate"], value)
-        for value, record in zip(values, records)
-        if record["attack"]["mean_l2"] is not None
-    ]
-    for distance, rate, (low, high), value in points:
-        axis.plot([distance, distance], [low, high], color="C0", linewidth=1)
-        axis.annotate(f"{name} = {value:g}", (distance, rate), textcoords="offset points",
-                      xytext=(6, -4), fontsize=8)  # fmt: skip
-    axis.plot([p[0] for p in points], [p[1] for p in points], "o-", color="C0", markersize=4)
-    axis.set_xlabel("mean L2 of the successes")
-    axis.set_ylabel("success, undetected (95 % interval)")
-    axis.set_title(_title(records[0]).splitlines()[0], fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-
-
-def sheet(path: Path, clean, arrays, count: int = 10) -> None:
-    """Saves a picture of the first images: originals, adversarials and their scaled difference.
-
-    Args:
-      path: of the PNG.
-      clean: `Batch` of the originals.
-      arrays: the per-image arrays of a record.
-      count: how many.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    count = min(count, len(arrays["image"]))
-    grey = clean.images.shape[-1] == 1
-    show = (lambda image: image[..., 0]) if grey else (lambda image: image)
-    figure, axes = plt.subplots(3, count, figsize=(1.3 * count, 4.6), squeeze=False)
-    for k in range(count):
-        original, image = np.asarray(clean.images[k]), arrays["image"][k]
-        difference = image - original
-        largest = np.abs(difference).max()
-        scaled = 0.5 + 0.5 * difference / (largest if largest > 0 else 1.0)
-        style = dict(cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        axes[0, k].imshow(show(original), **style)
-        axes[1, k].imshow(show(image), **style)
-        if grey:
-            axes[2, k].imshow(show(scaled), cmap="RdBu_r", vmin=0, vmax=1, interpolation="nearest")
-        else:
-            axes[2, k].imshow(scaled, interpolation="nearest")
-        share = arrays["judged_success"][k]
-        label, target = int(arrays["label"][k]), int(arrays["target_class"][k])
-        axes[0, k].set_title(f"{label}", fontsize=9)
-        wanted = f"as {target}" if target != label else "as another"
-        passes = {0: "fails", 1: "passes"}.get(share, f"passes {share:.0%}")
-        axes[1, k].set_title(f"{wanted}: {passes}", fontsize=9)
-        distance = arrays["distance"][k]
-        found = f"L2 {distance:.2f}" if np.isfinite(distance) else "no success"
-        axes[2, k].set_title(found, fontsize=9)
-    for axis, row in zip(axes[:, 0], ("original", "adversarial", "difference, scaled")):
-        axis.set_ylabel(row, fontsize=9)
-    for axis in axes.flat:
-        axis.set_xticks([])
-        axis.set_yticks([])
-    figure.tight_layout(pad=0.4)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    with pictures.saved(path, figsize=(5.5, 4)) as axis:
+        points = [
+            (record["attack"]["mean_l2"], _rate(record), record["intervals"]["success_rate"], value)
+            for value, record in zip(values, records)
+            if record["attack"]["mean_l2"] is not None
+        ]
+        for distance, rate, (low, high), value in points:
+            axis.plot([distance, distance], [low, high], color="C0", linewidth=1)
+            axis.annotate(f"{name} = {value:g}", (distance, rate), textcoords="offset points",
+                          xytext=(6, -4), fontsize=8)  # fmt: skip
+        axis.plot([p[0] for p in points], [p[1] for p in points], "o-", color="C0", markersize=4)
+        axis.set_xlabel("mean L2 of the successes")
+        axis.set_ylabel("success, undetected (95 % interval)")
+        axis.set_title(_title(records[0]).splitlines()[0], fontsize=9)

@@ -21,6 +21,7 @@ from experiments.table_lines import (
 _TITLES = {
     "paper": "In the paper's manner (C&W with its objective)",
     "headline": "Headlines (nearest success of all attacks; the paper's figures for orientation)",
+    "radius": "Within a fixed radius (`best`: any of the attacks; an L2 says little here)",
     "transfer": "Limited knowledge: the cheapest attack on a copy that transfers so often (DDN; "
     "chosen on half of the images, told of the other)",
 }

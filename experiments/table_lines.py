@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from advdet import paper
+from advdet.attacks import presets
 from advdet.detectors import DETECTORS
 from advdet.threat_models import THREAT_MODELS
 from experiments import report
@@ -30,7 +31,7 @@ class Line(NamedTuple):
 
     Attributes:
       path: of its JSON.
-      block: a key of the two blocks, None where it is not shown.
+      block: a key of the blocks, None where it is not shown.
       order: what lines are sorted by.
       cells: texts under the header.
       regime: the paper's, None where it has no figure.
@@ -61,7 +62,7 @@ def line_of(path: Path, record: dict[str, Any]) -> Line:
         run["targets"],
         success,
         report.number(figures["mean_l2"]),
-        report.number(figures["ratio"]),
+        "-" if report.ball(run) else report.number(figures["ratio"]),
         _flagged(record, figure),
         str(record["counts"]["attacked"]),
         _manner(run),
@@ -105,6 +106,8 @@ def transfer_line_of(path: Path, result: dict[str, Any]) -> Line:
 
 
 def _block(run) -> str | None:
+    if report.ball(run):
+        return "radius" if run["attack"] in ("best", *presets.GRADIENT_FREE) else None
     if run["attack"] == "best":
         return "headline"
     # A run that has no detector in view has no other objective than the generic one; neither has
@@ -147,7 +150,9 @@ def _manner(run) -> str:
     confidence = run["settings"]["confidence"]
     louder = f", k {confidence:g}" if confidence else ""
     seed = f", seed {run['seed']}" if run["seed"] else ""
-    return f"{run['attack']}, {run['objective']}{point}{louder}{seed}"
+    within = report.ball(run)
+    radius = f", within {within}" if within else ""
+    return f"{run['attack']}, {run['objective']}{point}{louder}{radius}{seed}"
 
 
 def _flagged(record, figure) -> str:

@@ -27,9 +27,9 @@ _WEAK = ("fast_gradient", "jsma")  # they stop at the first success, whatever it
 def evaluate_one(spec: str) -> None:
     """Evaluates one defence at all confidences; prints tables, saves pictures."""
     import advdet
-    from experiments import detection_report, report
+    from experiments import detection_report, pictures, report
 
-    settings = evaluation.settings()
+    settings = evaluation.settings(budget=True)
     given, weak = settings.pop("confidence"), settings["attack"] in _WEAK
     confidences = [0.0 if given is None else given]
     if CONFIDENCES.value is not None:
@@ -46,7 +46,7 @@ def evaluate_one(spec: str) -> None:
     records = [done.records[name] for done in evaluations]
     print(detection_report.by_confidence(records))
     sheet = path.with_suffix(".png")
-    report.sheet(sheet, evaluations[0].clean, evaluations[0].arrays[name])
+    pictures.sheet(sheet, evaluations[0].clean, evaluations[0].arrays[name])
     print(f"record  {path}\nimages  {path.with_suffix('.npz')}\nsheet   {sheet}")
     if records[0]["detection"]["auc"] is not None:
         roc = path.with_name(f"{path.stem}-roc.png")

@@ -5,11 +5,13 @@ PYTEST_DONT_REWRITE (both a plugin and imported by name)
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 from typing import NamedTuple
@@ -38,7 +40,8 @@ class Cli:
         self.env = {"ADVDET_CACHE": str(cache), "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
         self._folder, self._count = folder, 0
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["experiments.evaluation", "advdet", "matplotlib"])
+        # Not the entry points' modules: their flags, once made, would be there for every command.
+        self._context.set_forkserver_preload(["advdet", "matplotlib"])
 
     def __call__(self, *words: str, module="perfect_knowledge", env=None) -> Ran:
         """Runs `python -m experiments.<module> <words>` to its end."""
@@ -53,9 +56,11 @@ class Cli:
     def popen(self, *words: str, module="perfect_knowledge", stderr=subprocess.PIPE, **options):
         """A real process, to be killed; strict JAX settings of the tests do not reach it."""
         command = [sys.executable, "-m", f"experiments.{module}", *words]
+        # Tests that a shell runs in the background were told to ignore Ctrl-C, and hand that on.
+        heeds_ctrl_c = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen(
             command, cwd=ROOT, env=os.environ | self.env, text=True, stdout=subprocess.PIPE,
-            stderr=stderr, **options,
+            stderr=stderr, preexec_fn=heeds_ctrl_c, **options,
         )  # fmt: skip
 
 

@@ -13,23 +13,31 @@ from advdet import metrics
 from advdet.attacks import (
     ATTACKS,
     DDN,
+    FIXED_RADIUS,
+    PGD,
     STRONG,
     AttackResult,
     CarliniWagner,
     FastGradient,
     Jsma,
+    OrthogonalPGD,
+    SelectivePGD,
+    Square,
     presets,
 )
 from advdet.attacks.objectives import Generic
 from advdet.defenses import undefended
 
-# Seek no near image, and need not succeed: excused from what only the nearest success shows.
-WEAK = ("fast_gradient", "jsma")
+WEAK = ("fast_gradient", "jsma")  # need not succeed
 FAST = {
     "carlini_wagner": CarliniWagner(5, 300, 0.1, 1.0),
     "ddn": DDN(300),
     "fast_gradient": FastGradient(0.3, 10),
     "jsma": Jsma(1.0, 0.5),
+    "pgd": PGD(0.4, 60),
+    "selective_pgd": SelectivePGD(0.4, 60),
+    "orthogonal_pgd": OrthogonalPGD(0.4, 60),
+    "square": Square(0.4, 300),
 }
 THOROUGH = {
     "carlini_wagner": CarliniWagner(9, 1000, 0.01, 1e-2),
@@ -40,13 +48,18 @@ BOUNDED = {
     "ddn": DDN(100, bounds=(-0.5, 0.5)),
     "fast_gradient": FastGradient(0.3, 10, bounds=(-0.5, 0.5)),
     "jsma": Jsma(1.0, 0.5, bounds=(-0.5, 0.5)),
+    "pgd": PGD(0.4, 60, bounds=(-0.5, 0.5)),
+    "selective_pgd": SelectivePGD(0.4, 60, bounds=(-0.5, 0.5)),
+    "orthogonal_pgd": OrthogonalPGD(0.4, 60, bounds=(-0.5, 0.5)),
+    "square": Square(0.4, 300, bounds=(-0.5, 0.5)),
 }
-strong = pytest.mark.parametrize("name", [name for name in ATTACKS if name not in WEAK])
+strong = pytest.mark.parametrize("name", STRONG)  # these seek the nearest image
 every = pytest.mark.parametrize("name", list(ATTACKS))
 
 
-def test_all_but_the_weak_attacks_are_those_that_all_means():
-    assert tuple(name for name in ATTACKS if name not in WEAK) == STRONG
+def test_an_attack_is_strong_or_weak_or_keeps_to_a_radius():
+    assert sorted((*STRONG, *WEAK, *FIXED_RADIUS)) == sorted(ATTACKS)
+    assert set(presets.GRADIENT_FREE) <= set(FIXED_RADIUS)
 
 
 # ---- form
@@ -143,9 +156,10 @@ def test_no_image_takes_more_than_max_steps(name):
     images = toys.digits()
     targets = toys.wrong_targets(net, images)
     result = toys.attack(attack, Generic(), undefended(net), images, targets)
-    assert (result.num_gradients > 0).all()
-    in_a_step = 2 if name == "jsma" else 1
+    in_a_step = {"jsma": 2, "square": 0}.get(name, 1)
     assert (result.num_gradients <= in_a_step * attack.max_steps()).all()
+    # At a fixed radius the start itself, or the random one after it, may be a success.
+    assert name in FIXED_RADIUS or (result.num_gradients > 0).all()
 
 
 # ---- linear classifiers, where the nearest image is known
@@ -280,8 +294,13 @@ def scene():
 
 
 def enough(name, result, share=1.0):
-    """Whether at least this share succeeded; of a weak attack, whether any did."""
-    return result.success.any() if name in WEAK else result.success.mean() >= share
+    """Whether at least this share succeeded; of a weak attack, whether any did.
+
+    A random search is given a little: it has no slope that leads to the last images.
+    """
+    if name in WEAK:
+        return result.success.any()
+    return result.success.mean() >= (0.8 * share if name in presets.GRADIENT_FREE else share)
 
 
 @every
@@ -294,7 +313,7 @@ def test_images_of_one_value_and_checkerboards_can_be_moved(name):
 
     state = first_state(FAST[name], jnp.asarray(images[0]), jnp.asarray(targets[0]))
     moved = FAST[name].step(jax.random.key(0), Generic(), undefended(net), state)
-    position = lambda s: s.w if name == "carlini_wagner" else s.current
+    position = lambda s: s.w if name == "carlini_wagner" else getattr(s, "walk", s).current
     assert np.isfinite(position(moved)).all()
     assert np.abs(position(moved) - position(state)).max() > 1e-3
 
@@ -350,7 +369,7 @@ def test_successes_meet_their_confidence_which_costs_distance(name, targeted, sc
         margins = toys.margins(net, result.image, wanted, targeted)
         assert (margins[result.success] <= -confidence).all()
         means.append(result.distance.mean())
-    assert name in WEAK or (np.diff(means) > 0).all()
+    assert name not in STRONG or (np.diff(means) > 0).all()
 
 
 @every
@@ -387,7 +406,7 @@ def test_frozen_pixels_keep_their_exact_bits(name, scene, rng):
     for found in (result.image, result.nearest_miss):
         np.testing.assert_array_equal(found[~free].view(np.int32), images[~free].view(np.int32))
     open_everywhere = toys.attack(FAST[name], Generic(), undefended(net), images, targets)
-    assert name in WEAK or result.distance.mean() > open_everywhere.distance.mean()
+    assert name not in STRONG or result.distance.mean() > open_everywhere.distance.mean()
 
 
 @every
@@ -407,11 +426,38 @@ def test_an_attack_begins_at_its_start(name, scene):
     net, images, _, targets = scene
     broken = toys.attack(FAST["ddn"], Generic(confidence=0.1), undefended(net), images, targets)
     shortest = {"binary_search_steps": 1} if name == "carlini_wagner" else {}
-    # The weak attacks look once more after their last step.
-    one_look = dataclasses.replace(FAST[name], steps=0 if name in WEAK else 1, **shortest)
+    if hasattr(FAST[name], "random_start"):
+        shortest = {"random_start": False}
+    if name in FIXED_RADIUS:  # the start lies within it
+        shortest |= {"epsilon": 1.0}
+    # All but the strong ones look once more after their last step.
+    one_look = dataclasses.replace(FAST[name], steps=1 if name in STRONG else 0, **shortest)
     from_image = toys.attack(one_look, Generic(), undefended(net), images, targets)
     assert not from_image.success.any()
     result = toys.attack(one_look, Generic(), undefended(net), images, targets, start=broken.image)
     assert result.success.all()
     np.testing.assert_allclose(result.image, broken.image, atol=1e-6)
     np.testing.assert_allclose(result.distance, broken.distance, rtol=1e-4)
+
+
+@every
+def test_a_result_depends_on_the_image_s_id_and_not_on_its_mates(name, scene):
+    net, images, _, targets = scene
+    ids = np.arange(50, 50 + toys.ROWS, dtype=np.int32)
+    whole = toys.attack(FAST[name], Generic(), undefended(net), images, targets, ids=ids)
+    turn = np.random.RandomState(3).permutation(toys.ROWS)
+    other = toys.attack(
+        FAST[name], Generic(), undefended(net), images[turn], targets[turn], ids=ids[turn]
+    )
+    toys.assert_same_bits(jax.tree.map(lambda a: a[turn], whole), other)
+
+
+@every
+def test_other_numbers_of_steps_and_other_radii_compile_nothing(name, scene):
+    net, images, _, targets = scene
+    toys.attack(FAST[name], Generic(), undefended(net), images, targets)
+    before = toys.calls["classifier"]
+    changes = {"epsilon": 0.1} if name in FIXED_RADIUS else {}
+    other = dataclasses.replace(FAST[name], steps=FAST[name].steps - 1, **changes)
+    toys.attack(other, Generic(), undefended(net), images, targets)
+    assert toys.calls["classifier"] == before

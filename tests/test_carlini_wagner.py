@@ -157,6 +157,7 @@ def test_a_plain_loop_finds_the_same_on_a_toy():
     assert_like_the_loop(result, *plain)
 
 
+@pytest.mark.slow
 def test_a_plain_loop_finds_the_same_on_mnist():
     path = checkpoints.shipped("mnist")
     if path is None or not os.environ.get("TFDS_DATA_DIR"):

@@ -49,6 +49,10 @@ _REFUSED = {
     "learning_rate -1": (["--learning_rate=-1"], ["learning_rate must be above 0, not -1"]),
     "learning_rate, endless": (["--learning_rate=inf"], ["learning_rate", "inf"]),
     "initial_const": (["--initial_const=0"], ["initial_const must be above 0, not 0"]),
+    "time_budget": (["--time_budget=soon"], ["'soon'", "such as 90s, 20m or 1.5h"]),
+    "time_budget, nothing left to choose": (
+        ["--time_budget=1m", "--steps=8", "--num_images=8"], ["nothing to choose"]
+    ),
     "wrong type": (["--steps=many"], ["--steps=many"]),
     "wrong choice": (["--data_source=web"], ["web", "auto|tfds|embedded"]),
     "unknown flag": (["--confidnce=3"], ["confidnce", "confidence"]),

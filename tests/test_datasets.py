@@ -376,9 +376,66 @@ def test_from_arrays():
     np.testing.assert_array_equal(np.sort(clean), 31 + np.arange(20))
     np.testing.assert_array_equal(data.select.images, given["clean"][0][data.select.ids - 31])
     assert datasets.Splits.from_arrays(**given).data_hash == data.data_hash
-    del given["train"]
-    assert len(datasets.Splits.from_arrays(**given).train.ids) == 0
-    assert len(datasets.Splits.from_arrays(**given).half("attacker").select.ids) == 4
+    assert len(data.half("attacker").select.ids) == 4
+    del given["train"]  # nothing is fitted then: all clean images are for thresholds
+    bare = datasets.Splits.from_arrays(**given)
+    assert [len(batch.ids) for batch in _batches(bare)] == [0, 0, 20, 7]
+    assert len(bare.half("attacker").threshold.ids) == 10
+
+
+def test_from_arrays_reads_files(tmp_path):
+    given = {"train": _arrays(31), "clean": _arrays(20), "test": _arrays(7)}
+    one, each = tmp_path / "all.npz", {what: tmp_path / f"{what}.npz" for what in given}
+    np.savez(one, **{f"{axis}_{what}": array for what, xy in given.items()
+                     for axis, array in zip("xy", xy)})  # fmt: skip
+    for what, (images, labels) in given.items():
+        np.savez(each[what], x=images, y=labels)
+    wanted = datasets.Splits.from_arrays(**given).data_hash
+    assert datasets.Splits.from_arrays(**dict.fromkeys(given, str(one))).data_hash == wanted
+    assert datasets.Splits.from_arrays(**each).data_hash == wanted
+    np.savez(tmp_path / "odd.npz", images=given["test"][0])
+    (tmp_path / "text.npz").write_text("no arrays")
+    for file, message in (
+        (tmp_path / "odd.npz", "holds images; wanted x_test and y_test, or x and y"),
+        (tmp_path / "text.npz", "cannot be read as an .npz file"),
+        (tmp_path / "none.npz", "cannot be read as an .npz file"),
+        (given["test"][0], r"must be \(images, labels\), or the path"),
+    ):
+        with pytest.raises(InputError, match=message):
+            datasets.Splits.from_arrays(test=file, clean=given["clean"])
+
+
+def test_from_arrays_counts_classes_and_names_results():
+    given = dict(test=_arrays(7), clean=_arrays(20))
+    assert datasets.Splits.from_arrays(**given, num_classes=10).num_classes == 10
+    with pytest.raises(InputError, match="label 2 does not fit the 2 classes"):
+        datasets.Splits.from_arrays(**given, num_classes=2)
+    with pytest.raises(InputError, match="name 'my data' must be one word"):
+        datasets.Splits.from_arrays(**given, name="my data")
+
+
+def test_data_put_together_by_hand_are_looked_at():
+    data = datasets.Splits.from_arrays(test=_arrays(7), clean=_arrays(20), train=_arrays(31))
+    splits.check(data)
+    with_test = lambda **changes: dataclasses.replace(data, test=data.test._replace(**changes))
+    nan = data.test.images.copy()
+    nan[2, 0, 0, 0] = np.nan
+    twice = data.test.ids.copy()
+    twice[1] = twice[0]
+    copies = np.concatenate([data.threshold.images[:3], data.test.images[3:]])
+    for wrong, message in (
+        (with_test(ids=twice), "ids are wrong: arrays: test holds an image twice"),
+        (with_test(ids=data.threshold.ids[:7]), "threshold and test share images"),
+        (with_test(ids=data.test.ids[:5]), r"7 images but ids of shape \(5,\)"),
+        (with_test(ids=data.test.ids / 2), "type float64"),
+        (with_test(images=nan), "test images hold NaN"),
+        (with_test(images=(255 * data.test.images).astype(np.uint8)), "uint8; in a Splits"),
+        (with_test(images=255 * data.test.images), r"must lie in \[0, 1\]"),
+        (with_test(labels=data.test.labels + 9), "test has the label 11, and there are 3 classes"),
+        (with_test(images=copies), "3 of the 7 test images are among the clean images"),
+    ):
+        with pytest.raises(InputError, match=message):
+            splits.check(wrong)
 
 
 def test_from_arrays_scales_bytes():
@@ -419,5 +476,7 @@ def test_from_arrays_refuses(test, message):
 def test_from_arrays_refuses_too_few_and_too_many():
     with pytest.raises(InputError, match="2 or more"):
         datasets.Splits.from_arrays(test=_arrays(3), clean=_arrays(1))
+    with pytest.raises(InputError, match="clean is missing: .* to set thresholds on"):
+        datasets.Splits.from_arrays(test=_arrays(3))
     with pytest.raises(InputError, match="label 2 does not fit the 2 classes"):
         datasets.Splits.from_arrays(test=_arrays(3), clean=_arrays(5), class_names=("a", "b"))

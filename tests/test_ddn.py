@@ -148,9 +148,9 @@ def test_a_goal_without_gradient_is_a_zero_vector_and_not_a_nan():
     step = jax.jit(lambda s: ATTACK.step(jax.random.key(0), Generic(), defense, s))
     for _ in range(5):
         state = step(state)
-        assert np.isfinite(state.current).all()
+        assert np.isfinite(state.walk.current).all()
     # The other goal is still followed: the score is the sum of the pixels.
-    assert state.current.sum() < images[0].sum()
+    assert state.walk.current.sum() < images[0].sum()
 
 
 def test_tiny_gradients_keep_their_direction():
@@ -182,11 +182,13 @@ def test_the_norm_shrinks_while_all_goals_are_met_and_grows_otherwise():
     step = jax.jit(jax.vmap(one))
     seen = []
     for _ in range(20):
-        met = toys.margins(net, states.current, targets) < 0
+        met = toys.margins(net, states.walk.current, targets) < 0
         after = step(states)
         factor = np.where(met, 1 - ATTACK.gamma, 1 + ATTACK.gamma)
         np.testing.assert_allclose(after.radius / states.radius, factor, rtol=1e-5)
-        norms = np.linalg.norm(np.asarray(after.current - states.image).reshape(8, -1), axis=1)
+        norms = np.linalg.norm(
+            np.asarray(after.walk.current - states.walk.image).reshape(8, -1), axis=1
+        )
         assert (norms <= after.radius * (1 + 1e-5)).all()
         seen += list(met)
         states = after

@@ -310,7 +310,7 @@ def test_python_calls_with_bad_input_say_so_and_write_nothing(
     equal = (labels + 1) % 10
     equal[4] = labels[4]
     probabilities = Classifier(classifier.variables, _Softmax(classifier.apply))
-    shorter = dataclasses.replace(splits, class_names=splits.class_names[:9])
+    wider = dataclasses.replace(splits, class_names=splits.class_names + ("another",))
     broken = jax.tree.map(lambda x: x * np.float32(np.nan), classifier)
     refused = {
         r"targets equal the true labels at 1 images \(the first is 4\)": dict(targets=equal),
@@ -325,8 +325,8 @@ def test_python_calls_with_bad_input_say_so_and_write_nothing(
         "steps must be at least 1, not 0": dict(steps=0),
         "unknown threat model 'white_box'": dict(threat_model="white_box"),
         "the classifier returns probabilities": dict(classifier=probabilities),
-        r"shape \(100, 10\) for 100 images of mnist_5k; wanted \[100, 9\] logits": dict(
-            data=shorter
+        r"shape \(100, 10\) for 100 images of mnist_5k; wanted \[100, 11\] logits": dict(
+            data=wider
         ),
         "logits are not finite on clean images": dict(classifier=broken),
         "has no native threshold; known: 0.01": dict(detector=Ink(), operating_point="native"),

@@ -147,7 +147,7 @@ def test_a_plain_loop_finds_the_same(scene):
             )
         else:
             state, _ = run_alone(HALF, Generic(), undefended(net), image, target)
-            np.testing.assert_allclose(state.current, last, atol=1e-6)
+            np.testing.assert_allclose(state.walk.current, last, atol=1e-6)
     assert result.success.any() and not result.success.all()
 
 
@@ -194,8 +194,8 @@ def test_the_number_of_pairs_can_be_bounded_too(scene):
     state, looks = run_alone(
         Jsma(gamma=1.0, steps=2), Generic(confidence=1e3), undefended(net), images[0], targets[0]
     )
-    assert looks == 3 and state.num_gradients == 4
-    assert (state.current != images[0]).sum() == 4
+    assert looks == 3 and state.walk.num_gradients == 4
+    assert (state.walk.current != images[0]).sum() == 4
 
 
 def test_it_ends_where_no_pair_is_left(scene):
@@ -210,9 +210,9 @@ def test_a_pixel_can_be_raised_more_than_once_by_a_small_theta(scene):
     net, images, targets = scene
     attack = Jsma(theta=0.25, gamma=1.0)
     state, _ = run_alone(attack, Generic(confidence=1e3), undefended(net), images[0], targets[0])
-    rise = (np.asarray(state.current) - images[0])[np.asarray(state.current) < 1]
+    rise = (np.asarray(state.walk.current) - images[0])[np.asarray(state.walk.current) < 1]
     np.testing.assert_allclose(rise / 0.25, np.round(rise / 0.25), atol=1e-5)
-    assert (np.asarray(state.current) - images[0]).max() > 0.3
+    assert (np.asarray(state.walk.current) - images[0]).max() > 0.3
 
 
 def test_a_flagged_image_is_a_miss_and_the_attack_goes_on(scene):

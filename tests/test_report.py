@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from advdet.types import Batch
-from experiments import report
+from experiments import pictures, report
 
 
 class _Evaluation(NamedTuple):
@@ -112,6 +112,29 @@ def test_signs_of_a_broken_attack_are_named_beside_the_verdict():
     assert "signs that the attack or the model is broken: silent_success" in text
 
 
+def test_raised_indicators_say_what_to_change_and_the_others_that_they_were_looked_at():
+    sign = lambda value, raised, invalidates: {
+        "value": value, "raised": raised, "invalidates": invalidates,
+        "advice": 6 * "do this or that, " if raised else None, "reason": None,
+    }  # fmt: skip
+    weak, best = _record(), _record()
+    weak["verdict"] = "evaluation invalid"
+    weak["indicators"] = {"one_step": sign(0.1, True, True), "other": sign(0.5, True, False)}
+    best["indicators"] = {"one_step": sign(0.0, False, True), "other": sign(None, False, False)}
+    text = report.table(_Evaluation({"ddn": weak, "best": best}))
+    assert "checks of attack and model: 1 looked at, none raised" in text
+    assert "\nddn alone: evaluation invalid (one_step)\n" in text
+    text = report.table(_Evaluation({"best": best, "ddn": weak}))
+    assert "signs that the attack or the model is broken: one_step\n" in text
+    assert "warnings: other\n  one_step (0.1): do this" in text and "  other (0.5): do" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_the_cost_is_that_of_the_median_where_it_is_known():
+    text = report.table(_Evaluation({"ddn": _record(median_ratio=1.25)}))
+    assert "verdict: broken, at a median L2 of 2.50 (1.25 x the undefended)\n" in text
+
+
 def test_the_undefended_classifier_has_no_threshold_and_no_detection():
     text = report.table(_Evaluation({"ddn": _record("none")}))
     assert "none (the undefended classifier) on mnist\n" in text
@@ -132,10 +155,10 @@ def test_the_sheet_is_a_picture_of_the_first_images(tmp_path, rng, channels):
     given = copy.deepcopy(arrays)
     clean = Batch(images, arrays["label"], np.arange(12))
     for name in ("one.png", "two.png"):
-        report.sheet(tmp_path / name, clean, arrays)
+        pictures.sheet(tmp_path / name, clean, arrays)
     for name, value in given.items():
         np.testing.assert_array_equal(arrays[name], value)
     with Image.open(tmp_path / "one.png") as picture:
         assert picture.width > 3 * picture.height / 2
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
-    report.sheet(tmp_path / "few.png", clean, {k: v[:2] for k, v in arrays.items()})
+    pictures.sheet(tmp_path / "few.png", clean, {k: v[:2] for k, v in arrays.items()})

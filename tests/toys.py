@@ -18,6 +18,7 @@ from advdet import defenses, nets
 from advdet.attacks import driver
 from advdet.attacks.goals import margin
 from advdet.detectors import Detector
+from advdet.splits import Splits
 from advdet.types import Classifier, Outputs
 
 SHAPE, PIXELS, CLASSES, HIDDEN = (8, 8, 1), 64, 10, 16
@@ -103,6 +104,111 @@ class Coin(Detector):
     def score(self, key, fitted, classifier, images):
         del fitted, classifier
         return jax.random.uniform(key, (images.shape[0],)) + 0.0 * images[:, 0, 0, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ink(Detector):
+    """Suspects much ink: an honest detector that is easily got round."""
+
+    def score(self, key, fitted, classifier, images):
+        del key, fitted, classifier
+        return jnp.mean(images, axis=(1, 2, 3))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark(Detector):
+    """Reads the label from the first pixels too, and suspects images whose classes differ.
+
+    `hard` is a step: the same decision, and no gradient.
+    """
+
+    hard: bool = False
+
+    def score(self, key, fitted, classifier, images):
+        del key, fitted
+        marks = images.reshape(images.shape[0], -1)[:, :CLASSES]
+        logits = classifier(images).logits
+        given = jnp.arange(CLASSES)[None] == jnp.argmax(logits, axis=1)[:, None]
+        own, other = (jnp.max(jnp.where(m, marks, 0.0), axis=1) for m in (given, ~given))
+        return (other > own).astype(jnp.float32) if self.hard else other - own
+
+
+@dataclasses.dataclass(frozen=True)
+class DeclaredMark(Mark):
+    """The same, and says that it has no gradients."""
+
+    differentiable: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SquareRoots(Detector):
+    """The mean root of the pixels, whose gradient at a black one is infinite."""
+
+    def score(self, key, fitted, classifier, images):
+        del key, fitted, classifier
+        return jnp.mean(jnp.sqrt(images), axis=(1, 2, 3))
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Detector):
+    """The same suspicion of everything."""
+
+    def score(self, key, fitted, classifier, images):
+        del key, fitted, classifier
+        return 0.5 + 0.0 * images[:, 0, 0, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxCorrector(Detector):
+    """Changes nothing but the form of the answer: probabilities where logits belong."""
+
+    kind: ClassVar[str] = "corrector"
+
+    def logits(self, key, fitted, classifier, images):
+        del key, fitted
+        return jax.nn.softmax(classifier(images).logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Changed:
+    """A toy's logits, put through a function."""
+
+    how: str
+
+    def __call__(self, variables, images, key=None):
+        logits = ToyApply()(variables, images, key).logits
+        functions = {
+            "rounded": lambda x: jnp.round(4.0 * x) / 4.0,
+            "sigmoid": jax.nn.sigmoid,
+            "percent": lambda x: 100.0 * jax.nn.softmax(x),
+            "waves": lambda x: jnp.sin(300.0 * x),
+        }
+        return Outputs(functions[self.how](logits), {})
+
+
+def changed(classifier: Classifier, how: str) -> Classifier:
+    """The classifier with its logits rounded, as sigmoids, in percent, or as waves."""
+    return Classifier(classifier.variables, Changed(how))
+
+
+def blind_network(seed: int = 0) -> Classifier:
+    """A network that does not see the pixels of the mark."""
+    w1 = 0.4 * np.random.RandomState(seed).randn(PIXELS, HIDDEN)
+    w1[:CLASSES] = 0.0
+    return network(seed, w1=w1)
+
+
+def splits(classifier: Classifier, count: int = 100, marked: bool = False) -> Splits:
+    """Random images with the labels that the classifier gives them, marked with these or not."""
+    parts = {}
+    for part, seed, number in (("test", 10, count), ("clean", 11, 5 * count)):
+        images = digits(seed, number)
+        labels = predicted(classifier, images)
+        if marked:
+            marks = images.reshape(number, -1)[:, :CLASSES]
+            marks[:] = 0.2 * marks + 0.7 * np.eye(CLASSES)[labels]
+        parts[part] = images, labels
+    return Splits.from_arrays(name="toy", class_names=tuple("0123456789"), **parts)
 
 
 def guarded(classifier, detector, fitted=(), threshold=0.0, scale=1.0) -> defenses.Defense:

@@ -98,3 +98,57 @@ def report(best: Best, num_gradients: jax.Array) -> AttackResult:
         missed=best.missed,
         num_gradients=num_gradients,
     )
+
+
+class Walk(NamedTuple):
+    """One image moved in pixel space; an attack that carries more has it as a part of its state.
+
+    Attributes:
+      image: [H, W, C] clean.
+      current: [H, W, C] the image to look at next.
+      free: [H, W, C] bool, pixels that may change.
+      target: [] int32.
+      iteration: [] int32, looks so far.
+      best: `Best`.
+      num_gradients: [] int32.
+    """
+
+    image: jax.Array
+    current: jax.Array
+    free: jax.Array
+    target: jax.Array
+    iteration: jax.Array
+    best: Best
+    num_gradients: jax.Array
+
+
+def begin(image: jax.Array, target: jax.Array, start: jax.Array, free: jax.Array) -> Walk:
+    """A walk from `start`; arguments as those of an attack's `init`."""
+    return Walk(
+        image=image,
+        current=jnp.where(free, start, image),
+        free=free,
+        target=target,
+        iteration=jnp.int32(0),
+        best=nothing_yet(image),
+        num_gradients=jnp.int32(0),
+    )
+
+
+def look(key: jax.Array, objective, defense, walk: Walk, goals) -> tuple[Best, jax.Array]:
+    """Takes the current image in.
+
+    Args:
+      key: consumed; of a second look where goals are random.
+      objective, defense: as in a step.
+      walk: with the image.
+      goals: what the objective said of it.
+
+    Returns:
+      The best so far, and [] bool, whether this image is a success.
+    """
+    goals, accepted = objective.accept(key, defense, walk.current, walk.target, goals)
+    squared_distance = jnp.sum(jnp.square(walk.current - walk.image))
+    no_const = jnp.float32(jnp.nan)
+    best = keep_best(walk.best, walk.current, squared_distance, no_const, goals, accepted)
+    return best, accepted

@@ -16,7 +16,6 @@ section 2.2.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,28 +23,6 @@ import jax.numpy as jnp
 from advdet.attacks import base
 from advdet.attacks.variables import Bounds
 from advdet.types import pytree
-
-
-class State(NamedTuple):
-    """One image under attack.
-
-    Attributes:
-      image: [H, W, C] clean.
-      current: [H, W, C] the image to look at next.
-      free: [H, W, C] bool, pixels that may change.
-      target: [] int32.
-      iteration: [] int32, looks so far.
-      best: `base.Best`.
-      num_gradients: [] int32.
-    """
-
-    image: jax.Array
-    current: jax.Array
-    free: jax.Array
-    target: jax.Array
-    iteration: jax.Array
-    best: base.Best
-    num_gradients: jax.Array
 
 
 @pytree
@@ -63,20 +40,12 @@ class FastGradient:
     steps: int = 1
     bounds: Bounds = dataclasses.field(default=(0.0, 1.0), metadata={"static": True})
 
-    def init(self, key, image_id, image, target, start, free) -> State:
+    def init(self, key, image_id, image, target, start, free) -> base.Walk:
         """A fresh state; `image`, `start`, `free` are [H, W, C], `target` [] int32."""
         del key, image_id
-        return State(
-            image=image,
-            current=jnp.where(free, start, image),
-            free=free,
-            target=target,
-            iteration=jnp.int32(0),
-            best=base.nothing_yet(image),
-            num_gradients=jnp.int32(0),
-        )
+        return base.begin(image, target, start, free)
 
-    def step(self, key, objective, defense, state: State) -> State:
+    def step(self, key, objective, defense, state: base.Walk) -> base.Walk:
         """Looks at the goals at the current image, records it, and moves on."""
         key_goals, key_accept = jax.random.split(jax.random.fold_in(key, state.iteration))
 
@@ -85,11 +54,7 @@ class FastGradient:
             return jnp.sum(goals.losses), goals
 
         gradient, goals = jax.grad(loss_fn, has_aux=True)(state.current)
-        goals, accepted = objective.accept(key_accept, defense, state.current, state.target, goals)
-        squared_distance = jnp.sum(jnp.square(state.current - state.image))
-        best = base.keep_best(
-            state.best, state.current, squared_distance, jnp.float32(jnp.nan), goals, accepted
-        )
+        best, _ = base.look(key_accept, objective, defense, state, goals)
 
         moved = state.current - self.epsilon / self.steps * jnp.sign(gradient)
         near = jnp.clip(moved, state.image - self.epsilon, state.image + self.epsilon)
@@ -102,11 +67,11 @@ class FastGradient:
             num_gradients=state.num_gradients + jnp.where(last, 0, 1),
         )
 
-    def done(self, state: State) -> jax.Array:
+    def done(self, state: base.Walk) -> jax.Array:
         """Whether the image after the last step has been looked at; [] bool."""
         return state.iteration > self.steps
 
-    def result(self, state: State) -> base.AttackResult:
+    def result(self, state: base.Walk) -> base.AttackResult:
         """The nearest success: the last image, or one on the way to it."""
         return base.report(state.best, state.num_gradients)
 

@@ -32,26 +32,14 @@ class State(NamedTuple):
     """One image under attack.
 
     Attributes:
-      image: [H, W, C] clean.
-      current: [H, W, C] the image to look at next.
-      free: [H, W, C] bool, pixels that may change.
-      target: [] int32, as given.
+      walk: `base.Walk`.
       aim: [] int32, the class whose logit is raised.
-      iteration: [] int32, looks so far.
       over: [] bool, whether the attack has ended.
-      best: `base.Best`.
-      num_gradients: [] int32.
     """
 
-    image: jax.Array
-    current: jax.Array
-    free: jax.Array
-    target: jax.Array
+    walk: base.Walk
     aim: jax.Array
-    iteration: jax.Array
     over: jax.Array
-    best: base.Best
-    num_gradients: jax.Array
 
 
 @pytree
@@ -74,54 +62,40 @@ class Jsma:
     def init(self, key, image_id, image, target, start, free) -> State:
         """A fresh state; `image`, `start`, `free` are [H, W, C], `target` [] int32."""
         del key, image_id
-        return State(
-            image=image,
-            current=jnp.where(free, start, image),
-            free=free,
-            target=target,
-            aim=target,
-            iteration=jnp.int32(0),
-            over=jnp.bool_(False),
-            best=base.nothing_yet(image),
-            num_gradients=jnp.int32(0),
-        )
+        return State(base.begin(image, target, start, free), target, jnp.bool_(False))
 
     def step(self, key, objective, defense, state: State) -> State:
         """Looks at the goals at the current image, records it, and raises one pair of pixels."""
-        keys = jax.random.split(jax.random.fold_in(key, state.iteration), 3)
+        walk = state.walk
+        keys = jax.random.split(jax.random.fold_in(key, walk.iteration), 3)
         key_goals, key_accept, key_logits = keys
-        goals = objective(key_goals, defense, state.current, state.target)
-        goals, accepted = objective.accept(key_accept, defense, state.current, state.target, goals)
-        squared_distance = jnp.sum(jnp.square(state.current - state.image))
-        best = base.keep_best(
-            state.best, state.current, squared_distance, jnp.float32(jnp.nan), goals, accepted
-        )
+        goals = objective(key_goals, defense, walk.current, walk.target)
+        best, accepted = base.look(key_accept, objective, defense, walk, goals)
 
         logits, pull_back = jax.vjp(
-            lambda image: defense.logits(key_logits, image[None])[0], state.current
+            lambda image: defense.logits(key_logits, image[None])[0], walk.current
         )
         aim = state.aim
         if not objective.targeted:
-            wrong = jnp.where(jnp.arange(logits.shape[0]) == state.target, -jnp.inf, logits)
+            wrong = jnp.where(jnp.arange(logits.shape[0]) == walk.target, -jnp.inf, logits)
             likeliest = jnp.argmax(wrong).astype(jnp.int32)
-            aim = jnp.where(state.iteration == 0, likeliest, state.aim)
+            aim = jnp.where(walk.iteration == 0, likeliest, state.aim)
         is_aim = (jnp.arange(logits.shape[0]) == aim).astype(logits.dtype)
         (towards,), (others,) = pull_back(is_aim), pull_back(1.0 - is_aim)
 
-        domain = state.free & (state.current < self.bounds[1])
+        domain = walk.free & (walk.current < self.bounds[1])
         pair, admissible = best_pair(towards, others, domain)
-        allowed = jnp.floor(0.5 * self.gamma * state.image.size + 1e-4).astype(jnp.int32)
-        spent = state.iteration >= jnp.minimum(allowed, self.steps)
+        allowed = jnp.floor(0.5 * self.gamma * walk.image.size + 1e-4).astype(jnp.int32)
+        spent = walk.iteration >= jnp.minimum(allowed, self.steps)
         over = accepted | spent | ~admissible
-        raised = jnp.clip(state.current + self.theta, *self.bounds)
-        return state._replace(
-            current=jnp.where(pair & ~over, raised, state.current),
-            aim=aim,
-            iteration=state.iteration + 1,
-            over=over,
+        raised = jnp.clip(walk.current + self.theta, *self.bounds)
+        walk = walk._replace(
+            current=jnp.where(pair & ~over, raised, walk.current),
+            iteration=walk.iteration + 1,
             best=best,
-            num_gradients=state.num_gradients + jnp.where(accepted | spent, 0, 2),
+            num_gradients=walk.num_gradients + jnp.where(accepted | spent, 0, 2),
         )
+        return State(walk, aim, over)
 
     def done(self, state: State) -> jax.Array:
         """Whether the attack has ended; [] bool."""
@@ -129,7 +103,7 @@ class Jsma:
 
     def result(self, state: State) -> base.AttackResult:
         """The nearest success: there is at most one."""
-        return base.report(state.best, state.num_gradients)
+        return base.report(state.walk.best, state.walk.num_gradients)
 
     def max_steps(self) -> int:
         """The most looks that one image can take."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from advdet.attacks.balls import NORMS
 from advdet.attacks.carlini_wagner import MINIMUM_TRAVEL, CarliniWagner
 from advdet.attacks.ddn import DDN
 from advdet.attacks.fast_gradient import FastGradient
 from advdet.attacks.jsma import Jsma
+from advdet.attacks.pgd import PGD, OrthogonalPGD, SelectivePGD
+from advdet.attacks.square import Square
 from advdet.types import InputError
 
 ATTACKS = {
@@ -15,8 +18,15 @@ ATTACKS = {
     "ddn": DDN,
     "fast_gradient": FastGradient,
     "jsma": Jsma,
+    "pgd": PGD,
+    "selective_pgd": SelectivePGD,
+    "orthogonal_pgd": OrthogonalPGD,
+    "square": Square,
 }
-STRONG = ("carlini_wagner", "ddn")  # what `all` means; the others are the defenders' own
+STRONG = ("carlini_wagner", "ddn")  # these seek the nearest image
+FIXED_RADIUS = ("pgd", "selective_pgd", "orthogonal_pgd", "square")
+GRADIENT_FREE = ("square",)
+GROUPS = {"all": STRONG, "fixed_radius": FIXED_RADIUS}
 PRESETS = ("smoke", "fast", "thorough", "paper")
 NUM_IMAGES = {"smoke": 16, "fast": 100, "thorough": 1000, "paper": 100}
 
@@ -59,6 +69,12 @@ _JSMA = {
     "photos": dict(theta=1.0, gamma=0.1, steps=153),
 }
 
+# The radius that papers take, where none is given. linf: Madry et al. 2018 on both sets. l2: Tramer
+# & Boneh 2019 (arXiv 1904.13000) on MNIST, Croce et al. 2021 (RobustBench) on CIFAR-10.
+RADII = {"digits": {"linf": 0.3, "l2": 2.0}, "photos": {"linf": 8 / 255, "l2": 0.5}}
+_PGD = {"smoke": dict(steps=20), "fast": dict(steps=200), "thorough": dict(steps=1000)}
+_SQUARE = {"smoke": dict(steps=100), "fast": dict(steps=1000), "thorough": dict(steps=5000)}
+
 
 def _row(binary_search_steps: int, steps: int, rate: float, const: float, **others) -> dict:
     return dict(
@@ -95,7 +111,9 @@ PAPER_RUN = dict(
 PAPER_CONFIDENCE = {"outlier_class": 0.1, "dropout": 1.0}
 
 
-def settings(attack: str, preset: str, channels: int, defense: str) -> dict:
+def settings(
+    attack: str, preset: str, channels: int, defense: str, norm: str | None = None
+) -> dict:
     """An attack's settings in a preset.
 
     Args:
@@ -103,6 +121,8 @@ def settings(attack: str, preset: str, channels: int, defense: str) -> dict:
       preset: a name in `PRESETS`.
       channels: 1 takes the column for digits (MNIST), more the one for photographs (CIFAR-10).
       defense: the defence attacked; `paper` depends on it.
+      norm: of the ball, for attacks at a fixed radius, whose default radius depends on it; None for
+        "linf".
 
     Raises:
       InputError: unknown preset.
@@ -114,8 +134,13 @@ def settings(attack: str, preset: str, channels: int, defense: str) -> dict:
         return dict(_FAST_GRADIENT[kind])
     if attack == "jsma":
         return dict(_JSMA[kind])
+    budget = "fast" if preset == "paper" else preset
     if attack == "ddn":
-        return dict(_DDN["fast" if preset == "paper" else preset])
+        return dict(_DDN[budget])
+    if attack in FIXED_RADIUS:
+        norm = norm or "linf"
+        steps = (_SQUARE if attack == "square" else _PGD)[budget]
+        return dict(steps, norm=norm, epsilon=RADII[kind].get(norm, 0.0))
     if preset != "paper":
         return dict((_DIGITS if kind == "digits" else _PHOTOS)[preset])
     row = dict(_PAPER.get(defense, _PAPER_DEFAULT))
@@ -130,14 +155,11 @@ def make(attack: str, values: dict):
     Raises:
       InputError: a number out of range.
     """
-    if attack not in ATTACKS:
-        weak = [name for name in ATTACKS if name not in STRONG]
-        raise InputError(
-            f"unknown attack {attack!r}; known: {', '.join(STRONG)}, all (of these), and the "
-            f"defenders' own, {', '.join(weak)}"
-        )
+    check_name(attack)
     kind = ATTACKS[attack]
     known = {field.name for field in dataclasses.fields(kind)}
+    if "norm" in known and values["norm"] not in NORMS:
+        raise InputError(f"unknown norm {values['norm']!r}; known: {', '.join(NORMS)}")
     made = kind(**{name: value for name, value in values.items() if name in known})
     for name in ("steps", "binary_search_steps"):
         if name in known and getattr(made, name) < 1:
@@ -146,6 +168,21 @@ def make(attack: str, values: dict):
         if name in known and not getattr(made, name) > 0:
             raise InputError(f"{name} must be above 0, not {getattr(made, name)}")
     return made
+
+
+def check_name(attack: str) -> None:
+    """Refuses a name that is no attack's.
+
+    Raises:
+      InputError: it is none.
+    """
+    if attack not in ATTACKS:
+        weak = [name for name in ATTACKS if name not in (*STRONG, *FIXED_RADIUS)]
+        raise InputError(
+            f"unknown attack {attack!r}; known: {', '.join(STRONG)}, all (of these); at a fixed "
+            f"radius {', '.join(FIXED_RADIUS)}, fixed_radius (all of these); and the defenders' "
+            f"own, {', '.join(weak)}"
+        )
 
 
 def frozen_edge_warning(attack, images) -> str | None:

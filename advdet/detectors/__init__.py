@@ -11,6 +11,7 @@ import re
 from advdet.detectors.base import Detector, NoDetector
 from advdet.detectors.binary import Binary
 from advdet.detectors.dropout import Dropout
+from advdet.detectors.function import FunctionDetector
 from advdet.detectors.hidden_pca import HiddenPca
 from advdet.detectors.inner_layer import InnerLayer
 from advdet.detectors.input_pca import InputPca
@@ -78,10 +79,12 @@ def from_spec(spec: str) -> Detector:
 
 
 def name_of(detector: Detector) -> str:
-    """The name in `DETECTORS`, or a foreign class's name in snake case."""
+    """The name in `DETECTORS`, a function's, or a foreign class's name in snake case."""
     for name, kind in DETECTORS.items():
         if type(detector) is kind:
             return name
+    if isinstance(detector, FunctionDetector):
+        return f"own_{detector.name}" if detector.name in DETECTORS else detector.name
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(detector).__name__).lower()
     if name in DETECTORS:  # another class of that name; the paper's figures are not its own
         name = f"{type(detector).__module__.rpartition('.')[2]}_{name}"

@@ -7,6 +7,7 @@ as `fitted`. Detectors are equal by value, so two defences of one kind share one
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -22,7 +23,10 @@ class Detector:
       kind: "score" (flags an image whose score exceeds the threshold), "corrector" (changes the
         answer, flags nothing), "set" (judges sets of images) or "none" (the undefended classifier).
       needs_adversarial: whether `fit` wants adversarial training images.
-      differentiable: whether `score` and `logits` have useful gradients.
+      differentiable: whether `score` and `logits` have useful gradients. Where they have none only
+        attacks by values alone make sense, and only they are run.
+      surrogate_gradient: of one that is not differentiable, whether `score` and `logits` hand
+        gradients a differentiable stand-in (by `jax.custom_vjp`, say), so that others can be run.
       random: whether `score` uses its key; the judge then draws several times.
       logit_score: whether the score is a logit, so that a margin in it means what one in the
         classifier's logits does.
@@ -34,6 +38,7 @@ class Detector:
     kind: ClassVar[str] = "score"
     needs_adversarial: ClassVar[bool] = False
     differentiable: ClassVar[bool] = True
+    surrogate_gradient: ClassVar[bool] = False
     random: ClassVar[bool] = False
     logit_score: ClassVar[bool] = False
 
@@ -62,6 +67,40 @@ class Detector:
         """The threshold that the detector's paper gives, None where it gives none."""
         del fitted
         return None
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has a `fit` of its own."""
+        return type(self).fit is not Detector.fit
+
+    @staticmethod
+    def from_function(
+        score_fn: Callable,
+        *,
+        differentiable: bool | None = None,
+        random: bool | None = None,
+        fit: Callable | None = None,
+        name: str | None = None,
+    ) -> Detector:
+        """A detector from a plain JAX function; `advdet.bridges` makes one of other code.
+
+        Args:
+          score_fn: images [B, H, W, C] in [0, 1] -> suspicion [B], higher is more suspicious. By
+            parameters of these names it also gets `classifier` (the defended one), `fitted` (what
+            `fit` returned) and `key` (for its random draws).
+          differentiable: whether it has useful gradients (None: what it says of itself, else yes).
+          random: whether it draws random numbers (None: whether it takes a key).
+          fit: training images [N, H, W, C], labels [N] -> what the score needs: a pytree of arrays,
+            or any object. By name it also gets `key`, `seed` (a whole number from it), `classifier`
+            and `data` (the whole `FitData`). None where nothing is to be fitted, or all is.
+          name: what results are filed under (default: the function's own).
+
+        Raises:
+          InputError: a parameter that nothing is known for, or a name that is no word.
+        """
+        from advdet.detectors.function import FunctionDetector  # a subclass
+
+        return FunctionDetector.of(score_fn, differentiable, random, fit, name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,273 @@
+"""A record's figures against what its images give; see `verify`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from advdet import metrics, records, sets
+from advdet.assess import reference_figures
+from advdet.claims import REFUTED, Claim, Range, compare, compare_ends, compare_rows, undecided
+from advdet.defenses import classify_images, undefended
+from advdet.judge import Judgement
+from advdet.rebuild import Evidence
+from advdet.rejudge import Looks, Seen, logit_error, margins, score_error, see_classes
+
+_P_ERROR = 0.005  # of a permutation test's p-value: a few permutations that tie
+_REFERENCE_IMAGES = 2000
+
+
+class Verdicts(NamedTuple):
+    """What counts: stored verdicts where float error explains them, ours elsewhere.
+
+    Attributes:
+      clean: on the clean images with their true labels.
+      adversarial: on the returned images.
+      thresholds: by operating point, None where there is none.
+    """
+
+    clean: Judgement
+    adversarial: Judgement
+    thresholds: dict[str, float | None]
+
+
+def of_verdicts(evidence: Evidence, seen: Verdicts) -> list[Claim]:
+    """Counts, success rates, distances, their intervals, the verdict.
+
+    Args:
+      evidence: the record and what it speaks of.
+      seen: the verdicts; as stored where there is no judge.
+    """
+    record, arrays, run = evidence.record, evidence.arrays, evidence.run
+    why = evidence.built.why if evidence.built.victim is None else ""
+    point, thresholds = run["operating_point"], seen.thresholds
+    threshold, attacked = thresholds.get(point), seen.clean.wanted
+    success = seen.adversarial.success(threshold)
+    succeeded, count = success > 0.5, int(attacked.sum())
+    counts, attack = record["counts"], record["attack"]
+
+    rates: dict[str, float | None] = dict.fromkeys(("misclassified", *records.POINTS))
+    rates["misclassified"] = metrics.mean_or_none(seen.adversarial.wanted[attacked])
+    for name in records.POINTS if run["threat_model"] == "zero_knowledge" else (point,):
+        if thresholds.get(name) is not None:
+            share = seen.adversarial.success(thresholds[name])
+            rates[name] = metrics.mean_or_none(share[attacked])
+    interval = metrics.wilson(success[attacked].sum(), count)
+    return [
+        compare("run.settings.num_images", run["settings"]["num_images"], len(attacked)),
+        compare("counts.requested", counts["requested"], len(attacked)),
+        compare("counts.clean_correct", counts["clean_correct"], count, why),
+        compare("counts.attacked", counts["attacked"], count, why),
+        compare("counts.clean_flagged", counts["clean_flagged"],
+                metrics.mean_or_none(seen.clean.flagged(threshold).sum(axis=1)), why),
+        compare("counts.succeeded", counts["succeeded"], int((attacked & succeeded).sum()), why),
+        *(compare(f"attack.success_rate.{name}", attack["success_rate"][name], rate, why)
+          for name, rate in rates.items()),
+        compare("attack.own_success_rate", attack["own_success_rate"],
+                metrics.mean_or_none(arrays["success"][attacked]), why),
+        compare("attack.gradients_per_image", attack["gradients_per_image"],
+                metrics.mean_or_none(arrays["num_gradients"])),
+        *_distances(evidence, attacked, succeeded, why),
+        *compare_ends("intervals.success_rate", record["intervals"]["success_rate"], interval, why),
+        _verdict(record, interval, why),
+    ]  # fmt: skip
+
+
+def _distances(evidence: Evidence, attacked, succeeded, why: str) -> list[Claim]:
+    record, attack = evidence.record, evidence.record["attack"]
+    names = ("mean_l2", "median_l2", "mean_l2_unfiltered")
+    if evidence.clean is None:
+        return [undecided(f"attack.{name}", why, attack[name]) for name in names]
+    distance = metrics.l2(evidence.arrays["image"], evidence.clean.images)
+    counted = distance[attacked & succeeded]
+    values = (
+        metrics.mean_or_none(counted),
+        metrics.median_l2(distance[attacked], succeeded[attacked]),
+        metrics.mean_or_none(distance[succeeded & evidence.arrays["success"]]),
+    )
+    found = [compare(f"attack.{name}", attack[name], value, why)
+             for name, value in zip(names, values)]  # fmt: skip
+    base, mean = attack["baseline_mean_l2"], values[0]
+    ratio = mean / base if mean is not None and base else None
+    found.append(compare("attack.baseline_ratio", attack["baseline_ratio"], ratio, why))
+    spread = metrics.mean_interval(counted)
+    return found + compare_ends("intervals.mean_l2", record["intervals"]["mean_l2"], spread, why)
+
+
+def _verdict(record, interval, why: str) -> Claim:
+    """`broken` asks for half of the images; `invalid` for an indicator that says so."""
+    stored = record["verdict"]
+    if stored == "evaluation invalid":
+        if any(value["raised"] for value in record["indicators"].values()):
+            return undecided("verdict", "as an indicator says, which is not looked at", stored)
+        return Claim("verdict", REFUTED, stored, note="no indicator says so")
+    broken = interval is not None and interval[0] >= 0.5
+    claim = compare("verdict", float(stored == "broken"), float(broken), why)
+    return claim._replace(stored=stored, found="broken" if broken else "not broken")
+
+
+def of_looks(evidence: Evidence, seen: Verdicts, looks: Looks | None) -> list[Claim]:
+    """What no array keeps: 8 bit, detection, correction, sets.
+
+    Args:
+      evidence: the record and what it speaks of.
+      seen: the verdicts.
+      looks: None where there is no judge.
+    """
+    if looks is None:
+        names = ("attack.success_rate_8bit", "detection", "correction", "sets")
+        some = [name for name in names if evidence.record.get(name, True) is not None]
+        return [undecided(name, evidence.built.why) for name in some]
+    arrays, attacked = evidence.arrays, seen.clean.wanted
+    threshold = seen.thresholds.get(evidence.run["operating_point"])
+    eight_bit = _mean_range(*(side[attacked] for side in looks.rounded.success(threshold)))
+    stored = evidence.record["attack"]["success_rate_8bit"]
+    reached = attacked & (arrays["success"] | arrays["missed"])
+    shown = _settled(looks.shown, seen.adversarial, arrays["success"])
+    return [
+        compare("attack.success_rate_8bit", stored, eight_bit),
+        _goal(evidence, shown, reached),
+        *_detection(evidence.record, seen, shown, reached),
+        *_correction(evidence, shown, reached),
+        *_sets(evidence, reached),
+    ]
+
+
+def _settled(shown: Seen, adversarial: Judgement, rows: np.ndarray) -> Seen:
+    """What is shown, with settled verdicts in the rows [N] bool of returned images."""
+    scores, error = shown.scores, shown.error
+    if scores.shape[1]:
+        scores = np.where(rows[None], adversarial.scores, scores)
+        error = np.where(rows[None], 0.0, error)
+    wanted = np.where(rows, adversarial.wanted, shown.wanted)
+    return Seen(wanted, shown.sure | rows, shown.logits, scores, error)
+
+
+def _goal(evidence: Evidence, shown: Seen, reached) -> Claim:
+    """Images that count as having reached the classifier's goal do so in the attacker's view."""
+    name, run, arrays = "success, missed", evidence.run, evidence.arrays
+    if run["objective"] != "generic" or run["threat_model"] == "limited_knowledge":
+        return undecided(name, "reached by another objective, or on a copy, not looked at here")
+    if run["threat_model"] == "zero_knowledge":
+        success = arrays["success"][:, None, None, None]
+        images = np.where(success, arrays["image"], arrays["nearest_miss"])
+        bare = undefended(evidence.built.victim.defense.classifier)
+        shown = see_classes(bare, images, arrays["id"], arrays["target_class"], run["targets"])
+    wrong = reached & ~shown.wanted & shown.sure
+    return compare_rows(name, wrong, "the classifier's goal is not reached")
+
+
+def _detection(record, seen: Verdicts, shown: Seen, reached) -> list[Claim]:
+    stored, some, count = record["detection"], shown.take(reached), int(reached.sum())
+    found = [compare("detection.n", stored["n"], count)]
+    for name in records.POINTS:
+        rate = None
+        if seen.thresholds.get(name) is not None and count:
+            rate = Range(*(float(side.mean()) for side in some.flagged(seen.thresholds[name])))
+        said = stored["true_positive_rate"][name]
+        found.append(compare(f"detection.true_positive_rate.{name}", said, rate))
+        if said is not None:
+            interval = record["intervals"]["true_positive_rate"][name]
+            ends = metrics.wilson(said * stored["n"], stored["n"])
+            found += compare_ends(f"intervals.true_positive_rate.{name}", interval, ends)
+    area = lower = None
+    if count and shown.scores.shape[1]:
+        plain, scores, error = seen.clean.scores[0], some.scores[0], some.error[0]
+        both = [scores - error, scores + error]
+        area = Range(*(metrics.auc(plain[seen.clean.wanted], each) for each in both))
+        lower = Range(*(float(np.mean(each < plain[reached])) for each in both[::-1]))
+    found.append(compare("detection.auc", stored["auc"], area))
+    return [*found, compare("detection.reversed", stored["reversed"], lower)]
+
+
+def _correction(evidence: Evidence, shown: Seen, reached) -> list[Claim]:
+    stored = evidence.record["correction"]
+    if evidence.built.victim.defense.detector.kind != "corrector":
+        return [compare("correction", stored and 1.0, None)]
+    some, labels = shown.take(reached), evidence.arrays["label"][reached]
+    restored = some.logits.argmax(axis=1) == labels
+    close = np.abs(margins(some.logits, labels)) <= logit_error(some.logits)
+    broken = _mean_range(~some.wanted & some.sure, ~some.wanted | ~some.sure)
+    return [
+        compare("correction.n", stored["n"], int(reached.sum())),
+        compare("correction.target_broken", stored["target_broken"], broken),
+        compare("correction.label_restored", stored["label_restored"],
+                _mean_range(restored & ~close, restored | close)),
+    ]  # fmt: skip
+
+
+def _sets(evidence: Evidence, reached) -> list[Claim]:
+    stored, defense = evidence.record["sets"], evidence.built.victim.defense
+    if defense.detector.kind != "set":
+        return [compare("sets", stored and 1.0, None)]
+    first = len(reached)
+    images = {
+        "adversarial": evidence.arrays["image"][reached & evidence.arrays["success"]],
+        "clean": evidence.built.splits.test.images[first : first + _REFERENCE_IMAGES],
+    }
+    size = min(defense.detector.set_size, *map(len, images.values()))
+    found = [compare("sets.size", stored and stored["size"], size if size >= 2 else None)]
+    if size < 2 or stored is None:
+        return found
+    for number, (name, rows) in enumerate(images.items()):
+        p = sets.p_values_of(evidence.run["seed"], number, defense, rows, size)
+        limits = (sets.LEVEL - _P_ERROR, sets.LEVEL + _P_ERROR)
+        rejected = Range(*(float(np.mean(p < limit)) for limit in limits))
+        middle = Range(float(np.median(p)) - _P_ERROR, float(np.median(p)) + _P_ERROR)
+        found.append(compare(f"sets.{name}.rejected", stored[name]["rejected"], rejected))
+        found.append(compare(f"sets.{name}.median_p", stored[name]["median_p"], middle))
+    return found
+
+
+def of_many_clean_images(evidence: Evidence, kept: dict[Any, Any], progress: bool) -> list[Claim]:
+    """Accuracy and false-positive rates; at thresholds moved by float error, either way.
+
+    Args:
+      evidence: the record and what it speaks of.
+      kept: receives what was found, for further records of one defence.
+      progress: say on stderr what takes long.
+    """
+    victim, stored = evidence.built.victim, evidence.record["clean"]
+    if victim is None:
+        names = ("accuracy", "false_positive_rate")
+        return [undecided(f"clean.{name}", evidence.built.why) for name in names]
+    test = evidence.built.splits.test
+    facts = ("clean images", id(victim), evidence.run["seed"])
+    if facts not in kept:
+        if progress:
+            print("accuracy and false positives over clean images", file=sys.stderr, flush=True)
+        moved = {}
+        for name, value in victim.thresholds.items():
+            if value is not None:
+                error = 2 * float(score_error(victim, value))  # of the scores and of the limit
+                moved |= {f"{name} low": value + error, f"{name} high": value - error}
+        figures = reference_figures(evidence.run["seed"], victim._replace(thresholds=moved), test)
+        kept[facts] = figures, victim  # whose id must not be given to another
+    figures, _ = kept[facts]
+    rates, count = figures["false_positive_rate"], figures["n"]
+    batch, ties = test.take(slice(count)), 0.0
+    if stored["accuracy"] != figures["accuracy"]:
+        logits = classify_images(jax.random.key(0), victim.defense, batch.images, batch.ids)
+        close = np.abs(margins(logits, np.asarray(batch.labels))) <= logit_error(logits)
+        ties = float(close.mean())
+    accuracy = Range(figures["accuracy"] - ties, figures["accuracy"] + ties)
+    found = [
+        compare("counts.clean_judged", evidence.record["counts"]["clean_judged"], count),
+        compare("clean.accuracy", stored["accuracy"], accuracy),
+    ]
+    for name in records.POINTS:
+        said = stored["false_positive_rate"][name]
+        rate = Range(rates.get(f"{name} low"), rates.get(f"{name} high"))
+        found.append(compare(f"clean.false_positive_rate.{name}", said, rate))
+        if said is not None:
+            interval = evidence.record["intervals"]["false_positive_rate"][name]
+            ends = metrics.wilson(said * count, count)
+            found += compare_ends(f"intervals.false_positive_rate.{name}", interval, ends)
+    return found
+
+
+def _mean_range(low: np.ndarray, high: np.ndarray) -> Range:
+    return Range(metrics.mean_or_none(low), metrics.mean_or_none(high))

@@ -1,0 +1,102 @@
+"""Are stored records true? Every figure computed again from the stored images.
+
+python -m experiments.verify results
+python -m experiments.verify results/mnist/perfect_knowledge/dropout/best.quantile/NAME.json
+
+A line for each claim: confirmed, refuted (status 1), or not decidable, with what is missing. The
+defence is built again as the record says; a detector of your own must be importable from here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+from absl import flags
+
+from experiments import common
+
+flags.declare_key_flag("data_dir")
+_ALL = flags.DEFINE_bool("all", True, "Print confirmed claims, too; else only the others.")
+_AS_ABOVE = "(as above)"
+
+
+def records_in(where: Path) -> list[Path]:
+    """The records to verify: a file, or all below a folder.
+
+    Raises:
+      InputError: there are none.
+    """
+    import json
+
+    from advdet import verify
+    from advdet.types import InputError
+
+    if where.is_file():
+        return [where.with_suffix(".json") if where.suffix == ".npz" else where]
+    if not where.is_dir():
+        raise InputError(f"there is no file or folder {where}")
+    found = []
+    for path in sorted(where.rglob("*.json")):
+        try:
+            mine = verify.is_record(json.loads(path.read_text()))
+        except ValueError:
+            print(f"skipped, as it is no JSON: {path}", file=sys.stderr)
+            continue
+        if mine:
+            found.append(path)
+    if not found:
+        raise InputError(f"{where} holds no record of an attack")
+    return found
+
+
+def show(claim) -> str:
+    """A claim as one line."""
+    text = f"  {claim.verdict:<14} {claim.name:<40}"
+    if claim.stored is not None:
+        text += f" {_number(claim.stored)}"
+    if claim.verdict == "refuted" and (claim.stored, claim.found) != (None, None):
+        text += f", found {_number(claim.found)}"
+    return f"{text} {claim.note}".rstrip()
+
+
+def _number(value) -> str:
+    if isinstance(value, tuple):
+        low, high = (_number(end) for end in value)
+        return low if low == high else f"{low} to {high}"
+    return f"{value:.7g}" if isinstance(value, (int, float)) else str(value)
+
+
+def main(where: str | None = None) -> int:
+    """Verifies a folder or a file; 1 if a claim is refuted."""
+    from advdet import verify
+    from advdet.types import InputError
+
+    if where is None:
+        raise InputError("name a folder of results, or one record: experiments.verify results")
+    paths, kept, total = records_in(Path(where)), {}, Counter()
+    for number, path in enumerate(paths, 1):
+        print(f"{number} of {len(paths)}", file=sys.stderr)
+        claims = verify.verify(path, data_dir=common.DATA_DIR.value, kept=kept)
+        counts = Counter(claim.verdict for claim in claims)
+        total += counts
+        print(path)
+        said = set()
+        for claim in claims:
+            if _ALL.value or claim.verdict != "confirmed":
+                known = claim.note in said and len(claim.note) > len(_AS_ABOVE)
+                print(show(claim._replace(note=_AS_ABOVE) if known else claim))
+                said.add(claim.note)
+        print(f"  {_said(counts)}", flush=True)
+    if len(paths) > 1:
+        print(f"{len(paths)} records: {_said(total)}")
+    return 1 if total["refuted"] else 0
+
+
+def _said(counts: Counter) -> str:
+    return ", ".join(f"{counts[name]} {name}" for name in ("confirmed", "refuted", "not decidable"))
+
+
+if __name__ == "__main__":
+    common.run(main, words=1)

@@ -1,0 +1,260 @@
+"""The rules of the indicators, on hand-made figures; what is looked at around an attack."""
+
+import numpy as np
+import pytest
+import toys
+
+from advdet import indicators, metrics, probes, reruns
+from advdet.assess import _with_noise
+from advdet.attacks.base import AttackResult
+from advdet.attacks.objectives import Generic
+from advdet.types import Batch
+
+_N = 100
+_ALL = np.ones(_N, bool)
+_ENDLESS = probes.Reach(True)
+
+
+def first(count: int, n: int = _N) -> np.ndarray:
+    return np.arange(n) < count
+
+
+def probe_of(*, clean=0, end=0, one_step=None, differentiable=True) -> probes.Probe:
+    dead = {"classifier": {"clean": first(clean), "end": first(end)}}
+    return probes.Probe(dead, one_step, differentiable)
+
+
+# ---- rules
+
+
+@pytest.mark.parametrize(
+    ("sign", "value", "raised"),
+    [
+        (indicators.zero_gradient(probe_of(clean=10), _ALL, np.ones(_N)), 0.10, False),
+        (indicators.zero_gradient(probe_of(clean=1, end=11), _ALL, np.ones(_N)), 0.11, True),
+        (indicators.zero_gradient(probe_of(end=50), _ALL, np.zeros(_N)), None, False),
+        (indicators.noise(None, np.ones(0)), None, False),
+        (indicators.noise(first(49), _ALL), 0.49, False),
+        (indicators.noise(first(50), _ALL), 0.50, True),
+        (indicators.noise(first(1), first(1)), 0.01, False),  # one image is chance
+        (indicators.one_step(probe_of(one_step=first(52)), _ALL, first(50), True), 0.02, False),
+        (indicators.one_step(probe_of(one_step=first(53)), _ALL, first(50), True), 0.03, True),
+        (indicators.one_step(probe_of(one_step=first(30)), _ALL, first(50), False), 0.3, False),
+        (indicators.one_step(probe_of(one_step=first(60)), _ALL, first(50), False), 0.6, True),
+        (indicators.one_step(probe_of(), _ALL, first(50), False), None, False),
+        (indicators.classifier_goal_missed(first(98), _ALL, True, 0.0), 0.02, False),
+        (indicators.classifier_goal_missed(first(97), _ALL, True, 0.0), 0.03, True),
+        (indicators.classifier_goal_missed(first(0), _ALL, True, 1.0), None, False),
+        (indicators.classifier_goal_missed(first(0), _ALL, False, 0.0), None, False),
+        (indicators.probabilities(np.eye(4)), 1.0, True),
+        (indicators.probabilities(7.0 * np.eye(4)), 1.0, True),
+        (indicators.probabilities(np.float32([[0.2, 0.9], [0.4, 0.1]])), 1.0, True),
+        (indicators.probabilities(np.float32([[0.2, 1.9], [0.4, 0.1]])), 0.5, False),
+        (indicators.probabilities(np.log(np.float32([[0.2, 0.8], [0.4, 0.6]]))), 0.0, False),
+        (indicators.lost_to_8bit(0.8, 0.4), 0.5, False),
+        (indicators.lost_to_8bit(0.8, 0.3), 0.625, True),
+        (indicators.lost_to_8bit(0.0, 0.0), None, False),
+        (indicators.constant_score(np.full((5, 8), 0.25)), 0.0, True),
+        (indicators.constant_score(np.array([[0.25, 0.5]])), 0.25, False),
+        (indicators.constant_score(np.zeros((1, 0))), None, False),
+    ],
+)  # fmt: skip
+def test_rules_at_their_edges(sign, value, raised):
+    assert sign["value"] == (None if value is None else pytest.approx(value))
+    assert sign["raised"] is raised
+    assert (sign["advice"] is not None) == raised
+    assert sign["value"] is not None or sign["reason"]
+
+
+@pytest.mark.parametrize(
+    ("passes", "random", "count", "raised"),
+    [
+        (0.6 * first(2), False, 2, False),
+        (0.6 * first(3), False, 3, True),
+        (0.8 * first(90), True, 0, False),  # not in every draw: may be luck
+        (1.0 * first(10), True, 10, False),
+        (1.0 * first(11), True, 11, True),
+    ],
+)
+def test_silent_success_grants_random_scores_some_luck(passes, random, count, raised):
+    sign = indicators.silent_success(passes, _ALL, shown=True, judges_alike=True, random=random)
+    assert (sign["value"], sign["raised"]) == (count, raised)
+    for shown, alike in ((False, True), (True, False)):
+        exempt = indicators.silent_success(
+            passes, _ALL, shown=shown, judges_alike=alike, random=random
+        )
+        assert exempt["value"] is None and exempt["reason"] and not exempt["raised"]
+
+
+def test_another_attack_is_compared_over_images_that_both_break():
+    def arrays(distance, won):
+        return {
+            "clean_correct": first(9, 10), "distance": np.full(10, distance), "success": won,
+            "judged_success": won.astype(np.float32),
+        }  # fmt: skip
+
+    own, every = arrays(2.0, first(10, 10)), first(10, 10)
+    sign = indicators.nearer_attack(own, {"ddn": arrays(1.95, every)})
+    assert sign["value"] == pytest.approx(0.025) and sign["raised"] and sign["n"] == 9
+    assert not indicators.nearer_attack(own, {"ddn": arrays(1.97, every)})["raised"]
+    two = {"a": arrays(1.99, every), "b": arrays(1.0, first(3, 10))}
+    assert indicators.nearer_attack(own, two)["attack"] == "b"
+    assert indicators.nearer_attack(own, two)["n"] == 3
+    for others in ({}, {"ddn": arrays(1.0, ~every)}):
+        sign = indicators.nearer_attack(own, others)
+        assert sign["value"] is None and sign["reason"] and not sign["raised"]
+
+
+def test_a_second_run_must_not_be_nearer_nor_break_more():
+    rows, won, near = first(25), first(20), np.full(_N, 2.0)
+    again = lambda distance, success: indicators.nearer_again(
+        near, won, distance, success, rows, attack="ddn", steps=600
+    )
+    same = again(near, won)
+    assert (same["value"], same["raised"]) == (0.0, False)
+    assert (same["images"], same["n"], same["gained"], same["steps"]) == (25, 20, 0, 600)
+    assert again(0.97 * near, won)["raised"] and not again(0.99 * near, won)["raised"]
+    assert not again(near, first(21))["raised"] and again(near, first(22))["raised"]
+    assert again(near, ~won)["value"] is None
+
+
+def test_a_second_run_costs_a_tenth_at_most():
+    for spent, each, count in ((_N * 1800, 600, 25), (_N * 1800, 3000, 6), (_N * 1400, 3000, 0)):
+        rows = reruns.affordable(~first(3), spent, each)
+        assert rows.sum() == count and not rows[:3].any() and count * each <= 0.1 * spent + each
+    assert reruns.affordable(first(4), 1e6, 1.0).sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("interval", "flags", "said"),
+    [
+        ([0.5, 0.9], (), "broken"),
+        ([0.49, 0.9], (), "not broken by these attacks at this budget"),
+        (None, (), "not broken by these attacks at this budget"),
+        ([0.9, 1.0], ("lost_to_8bit", "nearer_attack", "nearer_again", "constant_score"), "broken"),
+        *[([0.9, 1.0], (name,), "evaluation invalid") for name in indicators.INVALIDATING],
+    ],
+)  # fmt: skip
+def test_the_verdict_heeds_flags_that_invalidate_and_no_others(interval, flags, said):
+    names = (*indicators.INVALIDATING, "lost_to_8bit")
+    signs = {name: indicators.entry(name, 0.0) for name in names}
+    signs |= {name: indicators.entry(name, 1.0, True) for name in flags}
+    assert indicators.verdict(interval, signs) == said
+    record = {"indicators": signs, "intervals": {"success_rate": interval}, "verdict": "?"}
+    changed = indicators.amended(record, "one_step", indicators.entry("one_step", 1.0, True))
+    assert changed["verdict"] == "evaluation invalid" and record["verdict"] == "?"
+
+
+def test_a_classifier_at_chance_is_known_by_its_accuracy():
+    at_chance = [(0.12, 10), (0.2, 10), (0.5, 2)]
+    for accuracy, classes in (*at_chance, (0.21, 10), (0.51, 2), (0.1, 100)):
+        raised = (accuracy, classes) in at_chance
+        sign = indicators.classifier_at_chance(accuracy, classes)
+        assert sign["raised"] == raised and sign["invalidates"], (accuracy, classes)
+
+
+def test_an_attack_that_does_not_fool_the_victim_s_classifier_warns():
+    sign = indicators.not_transferred(True, 0.1, 1.0)
+    assert sign["raised"] and not sign["invalidates"] and "confidence" in sign["advice"]
+    assert not indicators.not_transferred(True, 0.6, 1.0)["raised"]
+    for limited, fooled, own in ((False, 0.1, 1.0), (True, None, 1.0), (True, 0.0, 0.0)):
+        assert indicators.not_transferred(limited, fooled, own)["value"] is None
+
+
+def test_a_score_that_falls_under_unaware_attacks_warns():
+    assert indicators.score_reversed(True, 0.16, 40, 100)["raised"]
+    assert not indicators.score_reversed(True, 0.45, 40, 100)["raised"]  # may be chance
+    assert not indicators.score_reversed(True, 0.9, 40, 100)["raised"]
+    for unaware, area in ((False, 0.1), (True, None)):
+        assert indicators.score_reversed(unaware, area, 40, 100)["value"] is None
+
+
+# ---- what is looked at
+
+
+def _result(images, success) -> AttackResult:
+    count = len(images)
+    return AttackResult(
+        image=images, success=success, distance=np.where(success, 1.0, np.inf),
+        const=np.full(count, np.nan), nearest_miss=images, missed=success,
+        num_gradients=np.ones(count, np.int32),
+    )  # fmt: skip
+
+
+def look(view, images, targets, attacked=None, *, success=None, reach=_ENDLESS):
+    count = len(images)
+    success = np.zeros(count, bool) if success is None else success
+    return probes.probe(
+        Generic(), view, Batch(images, targets, np.arange(count, dtype=np.int32)), targets,
+        _result(images, success), np.ones(count, bool) if attacked is None else attacked, seed=0,
+        reach=reach,
+    )  # fmt: skip
+
+
+def test_gradients_are_looked_at_where_a_goal_is_not_reached():
+    net = toys.blind_network()
+    images = toys.digits(3, 6)
+    targets = toys.wrong_targets(net, images)
+    hard = toys.guarded(net, toys.Mark(hard=True))
+    marks = images.reshape(6, -1)[:, : toys.CLASSES]
+    marks[:] = np.eye(toys.CLASSES)[toys.predicted(net, images)]
+    marks[3:] = np.eye(toys.CLASSES)[targets[3:]]  # flagged: the goal is open, and has no slope
+    found = look(hard, images, targets, np.arange(6) != 5)
+    np.testing.assert_array_equal(found.dead["detector"]["clean"], [0, 0, 0, 1, 1, 0])
+    np.testing.assert_array_equal(found.dead["detector"]["end"], [0, 0, 0, 1, 1, 0])
+    assert not found.dead["classifier"]["clean"].any()
+    declared = look(toys.guarded(net, toys.DeclaredMark(hard=True)), images, targets)
+    assert set(declared.dead) == {"classifier"} and not declared.differentiable
+    sign = indicators.zero_gradient(declared, np.ones(6, bool), np.ones(6))
+    assert sign["reason"] == "the detector declares that it has no gradients"
+
+
+def test_of_an_attack_without_gradients_none_are_asked():
+    net = toys.network()
+    images = toys.digits(3, 6)
+    free = _result(images, np.zeros(6, bool))._replace(num_gradients=np.zeros(6, np.int32))
+    batch = Batch(images, toys.predicted(net, images), np.arange(6, dtype=np.int32))
+    found = probes.probe(
+        None, toys.guarded(net, toys.Ink()), batch, batch.labels, free, np.ones(6, bool), seed=0,
+        reach=_ENDLESS,
+    )  # fmt: skip
+    for sign in (
+        indicators.zero_gradient(found, np.ones(6, bool), free.num_gradients),
+        indicators.one_step(found, np.ones(6, bool), free.success, True),
+    ):
+        assert sign["value"] is None and sign["reason"] == "the attack uses no gradients"
+
+
+def test_one_step_is_tried_on_failures_or_at_the_radius_on_all():
+    random = np.random.RandomState(0)
+    linear = toys.classifier(skip=random.randn(toys.PIXELS, toys.CLASSES))
+    bare = toys.guarded(linear, toys.Constant(), threshold=1.0)
+    images = np.full((6, *toys.SHAPE), 0.5, np.float32) + 0.01 * random.rand(6, *toys.SHAPE)
+    images = images.astype(np.float32)
+    targets = toys.wrong_targets(linear, images)
+    np.testing.assert_array_equal(
+        look(bare, images, targets, success=np.arange(6) < 2).one_step, np.arange(6) >= 2
+    )
+    # Of a linear margin one step tells the truth: the l2 step of that length, and no shorter.
+    margin = toys.margins(linear, images, targets)
+    weights = np.asarray(linear.variables["skip"])
+    other = np.array(linear(images).logits)
+    other[np.arange(6), targets] = -np.inf
+    slopes = (weights[:, other.argmax(1)] - weights[:, targets]).T
+    needed = margin / np.linalg.norm(slopes, axis=1)
+    for share in (0.9, 1.1):
+        reach = probes.Reach(False, float(share * needed[0]), "l2")
+        assert look(bare, images, targets, reach=reach).one_step[0] == (share > 1)
+    assert look(bare, images, targets, reach=probes.Reach(False)).one_step is None
+
+
+def test_noise_has_the_length_asked_for_after_clipping():
+    images = toys.digits(5, 8)
+    clean = Batch(images, np.zeros(8, np.int32), np.arange(8, dtype=np.int32))
+    wanted = np.float32([0.1, 0.5, 1.0, 2.0, 3.0, np.inf, 0.0, 100.0])
+    noisy = _with_noise(0, clean, wanted)
+    assert noisy.min() >= 0 and noisy.max() <= 1 and noisy.dtype == np.float32
+    reached = metrics.l2(noisy, images)
+    np.testing.assert_allclose(reached[:5], wanted[:5], rtol=1e-3)
+    np.testing.assert_array_equal(reached[5:7], 0.0)
+    assert np.isfinite(reached[7]) and reached[7] > 3.0  # all that the box has room for

@@ -1,0 +1,78 @@
+"""check, judge and verify as a user calls them."""
+
+import numpy as np
+import pytest
+
+pytest_plugins = ["cli_tools"]
+
+_DATA = ("--dataset=mnist_5k", "--data_source=embedded")
+
+
+@pytest.fixture(scope="module")
+def record(cli, tmp_path_factory):
+    """The JSON of a record of the undefended classifier."""
+    folder = tmp_path_factory.mktemp("results")
+    ran = cli(*_DATA, "--preset=smoke", "--defense=none", "--attack=ddn", "--num_images=8",
+              f"--results_dir={folder}")  # fmt: skip
+    assert ran.status == 0, ran.err
+    return next(folder.rglob("*.json"))
+
+
+def test_verify_confirms_a_folder_and_refutes_a_flipped_byte(cli, record, tmp_path):
+    ran = cli(str(record.parents[4]), module="verify")
+    assert ran.status == 0, ran.err
+    assert ", 0 refuted, " in ran.out and "confirmed      attack.mean_l2" in ran.out
+    copy = tmp_path / record.name
+    copy.write_bytes(record.read_bytes())
+    content = bytearray(record.with_suffix(".npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    copy.with_suffix(".npz").write_bytes(bytes(content))
+    ran = cli(str(copy), "--noall", module="verify")
+    assert ran.status == 1
+    assert "refuted        seal" in ran.out and "0 confirmed, 1 refuted" in ran.out
+
+
+def test_judge_takes_a_record_or_a_pair_of_files(cli, record, splits, tmp_path):
+    npz = record.with_suffix(".npz")
+    out = tmp_path / "verdicts.npz"
+    words = (*_DATA, "--defense=none")
+    ran = cli(*words, f"--adversarial={npz}", f"--out={out}", module="judge")
+    assert ran.status == 0, ran.err
+    assert "8 images" in ran.out and "nothing is flagged" in ran.out
+    with np.load(npz) as theirs, np.load(out) as ours:
+        np.testing.assert_array_equal(ours["fooled"], theirs["classified_as_wanted"])
+        adversarial, goal = theirs["image_uint8"], theirs["target_class"]
+    clean = splits.test.take(slice(8))
+    np.savez(tmp_path / "clean.npz", images=clean.images, labels=clean.labels)
+    np.savez(tmp_path / "adversarial.npz", images=adversarial, targets=goal)
+    files = [f"--{name}={tmp_path / name}.npz" for name in ("clean", "adversarial")]
+    as_json = tmp_path / "verdicts.json"
+    ran = cli(*words, *files, f"--out={as_json}", module="judge")
+    assert ran.status == 0 and "holds uint8: taken as 0 ... 255" in ran.err
+    assert '"fooled_8bit"' in as_json.read_text()
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        ("judge", ("--defense=none", "--adversarial=nowhere.npz"), "there is no file nowhere.npz"),
+        ("judge", ("--defense=none", "--adversarial=README.md"), "is no npz file"),
+        ("judge", ("--defense=none", "--adversarial=README.md", "--out=x.csv"), "--out must end"),
+        ("judge", ("--defense=none",), "--adversarial"),
+        ("verify", ("nowhere",), "there is no file or folder nowhere"),
+        ("verify", (), "name a folder of results"),
+        ("verify", ("one", "two"), "left over on the command line: two"),
+        ("check", ("--defense=droput",), "did you mean dropout"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(cli, module, words, said):
+    ran = cli(*(_DATA if module != "verify" else ()), *words, module=module)
+    assert ran.status == 2 and ran.out == "" or module == "check"
+    assert said in ran.err and ran.err.count("\n") == 1 and ran.err.startswith("error: ")
+
+
+def test_check_prints_a_line_for_each_finding(cli):
+    ran = cli(*_DATA, "--defense=none", module="check")
+    assert ran.status == 0, ran.out + ran.err
+    for part in ("ok       classifier: logits", "logits: gradient", "0 faults"):
+        assert part in ran.out
