@@ -5,7 +5,6 @@ PYTEST_DONT_REWRITE (both a plugin and imported by name)
 
 from __future__ import annotations
 
-import functools
 import json
 import multiprocessing
 import os
@@ -57,10 +56,11 @@ class Cli:
         """A real process, to be killed; strict JAX settings of the tests do not reach it."""
         command = [sys.executable, "-m", f"experiments.{module}", *words]
         # Tests that a shell runs in the background were told to ignore Ctrl-C, and hand that on.
-        heeds_ctrl_c = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return subprocess.Popen(
             command, cwd=ROOT, env=os.environ | self.env, text=True, stdout=subprocess.PIPE,
-            stderr=stderr, preexec_fn=heeds_ctrl_c, **options,
+            stderr=stderr, **options,
         )  # fmt: skip
 
 
