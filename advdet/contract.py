@@ -247,4 +247,5 @@ def said_by(error: Exception) -> str:
 
 
 def percent(rate: float | None) -> str:
+    """A rate as text."""
     return "none" if rate is None else f"{100 * rate:.1f} %"

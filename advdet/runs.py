@@ -154,4 +154,5 @@ def judge_and_enter(step: Step, name, part, path, found, seconds, ran, more, ext
 
 
 def enter(done: Evaluation, name: str, path, record, arrays) -> None:
+    """Puts a finished attack among what is done."""
     done.records[name], done.arrays[name], done.paths[name] = record, arrays, path
