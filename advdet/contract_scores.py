@@ -17,11 +17,19 @@ from advdet.contract import (
     percent,
     said_by,
 )
-from advdet.defenses import Defense, FittedDefense, image_keys, score_images, threshold_at
+from advdet.defenses import (
+    Defense,
+    FittedDefense,
+    image_keys,
+    in_batches,
+    score_images,
+    threshold_at,
+)
 from advdet.types import Batch
 
 _SLOPE_ERROR = 0.05  # float32 leaves a percent or so, the best of several step lengths less
 _STEPS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)  # L2, of finite differences
+_AT_ONCE = 40  # gradients in one compiled program
 _FLOAT_ERROR = 1e-4  # of the scores' spread: less than any difference that counts
 
 
@@ -49,15 +57,16 @@ def score_shape(defense: Defense, images: np.ndarray) -> Finding:
     if found.dtype != np.float32:
         said = f"scores are {found.dtype}"
         return Finding(name, FAULT, said, "return float32; a verdict is made by the threshold")
-    probes = np.concatenate([images, hard_images(images.shape[1:])])
-    found = np.asarray(_compiled_score(defense, jax.random.key(0), probes))
-    if bad := int(np.sum(~np.isfinite(found))):
-        said = f"{bad} of {len(found)} scores are not finite"
-        if np.isfinite(found[:count]).all():
+    hard = np.resize(hard_images(images.shape[1:]), images.shape)  # one shape, one compilation
+    looks = found, np.asarray(_compiled_score(defense, jax.random.key(0), hard))
+    if bad := sum(int(np.sum(~np.isfinite(scores))) for scores in looks):
+        said = f"{bad} of {2 * count} scores are not finite"
+        if np.isfinite(found).all():
             said += " (on a black, a white or a noise image)"
         change = "guard logarithms, divisions and norms (log(x + 1e-12), sqrt(x + 1e-12))"
         return Finding(name, FAULT, said, change, bad)
-    return Finding(name, OK, f"[B] float32, from {found.min():.3g} to {found.max():.3g}")
+    low, high = np.min(looks), np.max(looks)
+    return Finding(name, OK, f"[B] float32, from {low:.3g} to {high:.3g}")
 
 
 def score_compiled(defense: Defense, images: np.ndarray) -> Finding:
@@ -169,10 +178,14 @@ def auc_error(negatives: int, positives: int) -> float:
 # ---- gradients
 
 
-@jax.jit
-def slopes(key, defense, images, ids):
+def slopes(key: jax.Array, defense: Defense, images, ids) -> tuple[np.ndarray, np.ndarray]:
     """Values [N] and gradients [N, H, W, C]: of the score, else of the first logit."""
+    look = lambda *rows: _slopes(key, defense, *rows)
+    return in_batches(look, np.float32(images), np.int32(ids), size=_AT_ONCE)
 
+
+@jax.jit
+def _slopes(key, defense, images, ids):
     def one(key, image):
         if defense.detector.kind == "score":
             return defense.score(key, image[None])[0]
@@ -196,7 +209,7 @@ def gradient(defense: Defense, images: np.ndarray, ids: np.ndarray) -> Finding:
     flags_images = defense.detector.kind == "score"
     name = "score: gradient" if flags_images else "logits: gradient"
     declared = defense.detector.differentiable
-    look = lambda x, i: [np.asarray(part) for part in slopes(jax.random.key(0), defense, x, i)]
+    look = lambda x, i: slopes(jax.random.key(0), defense, x, i)
     inner = np.asarray(images * 0.8 + 0.1, np.float32)  # off the edges of the box
     hard = hard_images(images.shape[1:])
     stacked = np.concatenate([inner, hard])

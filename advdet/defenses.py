@@ -192,19 +192,29 @@ def _logits_batch(key, defense, images, ids):
 
 def score_images(key: jax.Array, defense: Defense, images, ids) -> np.ndarray:
     """Scores [N] of images [N, H, W, C], each with a key of its own made from its id [N]."""
-    return _in_batches(_score_batch, key, defense, images, ids)
+    return _rows(_score_batch, key, defense, images, ids)
 
 
 def classify_images(key: jax.Array, defense: Defense, images, ids) -> np.ndarray:
     """Logits [N, K] of the defence for images [N, H, W, C]; keys as in `score_images`."""
-    return _in_batches(_logits_batch, key, defense, images, ids)
+    return _rows(_logits_batch, key, defense, images, ids)
 
 
-def _in_batches(function, key, defense, images, ids) -> np.ndarray:
-    images, ids = np.asarray(images, np.float32), np.asarray(ids, np.int32)
-    pad = -len(images) % _BATCH
-    padded = np.concatenate([images, np.zeros((pad, *images.shape[1:]), np.float32)])
-    padded_ids = np.concatenate([ids, np.zeros(pad, np.int32)])
-    rows = [slice(k, k + _BATCH) for k in range(0, len(padded), _BATCH)]
-    parts = [np.asarray(function(key, defense, padded[r], padded_ids[r])) for r in rows]
-    return np.concatenate(parts)[: len(images)]
+def _rows(function, key, defense, images, ids) -> np.ndarray:
+    given = np.asarray(images, np.float32), np.asarray(ids, np.int32)
+    return in_batches(lambda *rows: function(key, defense, *rows), *given)
+
+
+def in_batches(function, *rows: np.ndarray, size: int = _BATCH) -> PyTree:
+    """A compiled function's NumPy arrays for any number of rows: it sees one size alone.
+
+    Args:
+      function: arrays [size, ...] -> pytree of arrays [size, ...], row by row independent.
+      *rows: [N, ...], N at least 1; the last of them fill up the last batch.
+      size: of a batch.
+    """
+    count, parts = len(rows[0]), []
+    for begin in range(0, count, size):
+        taken = np.minimum(np.arange(begin, begin + size), count - 1)
+        parts.append(jax.device_get(function(*(np.asarray(row)[taken] for row in rows))))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *parts)

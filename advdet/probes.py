@@ -15,7 +15,7 @@ import numpy as np
 
 from advdet.attacks.base import AttackResult
 from advdet.attacks.goals import Objective
-from advdet.defenses import Defense, image_keys
+from advdet.defenses import Defense, image_keys, in_batches
 from advdet.types import Batch
 
 _PROBE = 0x5052
@@ -203,10 +203,5 @@ def _look(key, objective, defense, images, targets, ids):
 
 
 def _in_batches(function, key, objective, defense, images, targets, ids):
-    """The function's NumPy arrays for N images, in batches of one size."""
-    parts = []
-    for begin in range(0, len(images), _BATCH):
-        rows = np.minimum(np.arange(begin, begin + _BATCH), len(images) - 1)
-        given = np.float32(images[rows]), np.int32(targets[rows]), np.int32(ids[rows])
-        parts.append(jax.device_get(function(key, objective, defense, *given)))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *parts)
+    given = np.float32(images), np.int32(targets), np.int32(ids)
+    return in_batches(lambda *rows: function(key, objective, defense, *rows), *given, size=_BATCH)

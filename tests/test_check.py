@@ -79,7 +79,7 @@ PLANTED = {
     "one number": (score_shape, scoring(lambda k, x: jnp.mean(x)), "fault", "shape []"),
     "integers": (score_shape, scoring(lambda k, x: mean(x).astype(jnp.int32)), "fault", "int32"),
     "a logarithm": (score_shape, scoring(lambda k, x: -jnp.log(mean(x))), "fault", "on a black"),
-    "NaN everywhere": (score_shape, scoring(lambda k, x: mean(x) * jnp.nan), "fault", "15 of 15"),
+    "NaN everywhere": (score_shape, scoring(lambda k, x: mean(x) * jnp.nan), "fault", "24 of 24"),
     "silent draws": (randomness, scoring(drawn), "fault", "set `random"),
     "declared draws": (randomness, scoring(drawn, **RANDOM), "ok", "as declared"),
     "no draws": (randomness, scoring(lambda k, x: mean(x), **RANDOM), "warning", "every key"),
