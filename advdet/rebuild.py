@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import datasets, records, training, victims
+from advdet import datasets, named, records, training, victims
 from advdet.defenses import FittedDefense
-from advdet.detectors import DETECTORS, Detector
+from advdet.detectors import DETECTORS, Detector, name_of
 from advdet.detectors.function import FunctionDetector
 from advdet.splits import Splits
 from advdet.types import Batch, Classifier, InputError
@@ -70,7 +69,8 @@ def rebuild(
 
     Args:
       run: the record's `run` part.
-      data, classifier, detector: in place of those that the record names.
+      data, classifier, detector: in place of those that the record names; the detector, where it
+        is of that name (a baseline has none).
       data_dir: see `datasets.load`.
       kept: receives what was loaded, for further records.
       progress: show what takes long on stderr.
@@ -81,7 +81,8 @@ def rebuild(
         splits = _data(run, data, data_dir, kept)
         half = "defender" if run["threat_model"] == "limited_knowledge" else "full"
         classifier = _classifier(run, classifier, splits, half, kept, progress)
-        detector = _detector(run) if detector is None else detector
+        if detector is None or name_of(detector) != run["defense"]:
+            detector = _detector(run)
         if json.loads(json.dumps(dataclasses.asdict(detector))) != run["detector"]:
             raise InputError(
                 f"the detector here, {detector}, has other hyperparameters than the record's, "
@@ -151,11 +152,7 @@ def _detector(run) -> Detector:
 
 
 def _foreign(name: str) -> type[Detector]:
-    module, _, attribute = name.rpartition(".")
-    try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever its module does on import
-        raise InputError(f"the detector {name} cannot be imported: {error}") from None
+    kind = named.imported(":".join(name.rsplit(".", 1)), "the detector")
     if not (isinstance(kind, type) and issubclass(kind, Detector)):
         raise InputError(f"{name} is not a subclass of advdet.Detector")
     return kind

@@ -2,6 +2,7 @@
 
 python -m experiments.check --defense=dropout
 python -m experiments.check --defense=package.module:Class:size=3 --dataset=cifar10
+python -m experiments.check --defense=mine:detector --classifier=mine:classifier --dataset=mine:data
 
 Each line says ok, warning or fault, with a figure, and what to change. The detector is fitted on a
 few images only, so its figures here say nothing of how good it is.
@@ -15,10 +16,10 @@ import time
 
 from absl import flags
 
-from experiments import common, evaluation
+from experiments import common, evaluation, subject
 
 flags.adopt_module_key_flags(common)
-flags.declare_key_flag("defense")
+flags.adopt_module_key_flags(subject)
 _WIDTH = 100
 
 
@@ -41,8 +42,9 @@ def main() -> int:
         print(f"{spec} on {common.DATASET.value}")
         began = time.perf_counter()
         findings = advdet.check(
-            spec, data=common.DATASET.value, data_source=common.DATA_SOURCE.value,
-            data_dir=common.DATA_DIR.value, seed=common.SEED.value,
+            spec, classifier=subject.classifier(), data=common.data(),
+            data_source=common.DATA_SOURCE.value, data_dir=common.DATA_DIR.value,
+            seed=common.SEED.value,
             tell=lambda finding: print(show(finding), flush=True),
         )  # fmt: skip
         levels = [finding.level for finding in findings]

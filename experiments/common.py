@@ -106,11 +106,31 @@ def _refuse(message: str) -> None:
     sys.exit(2)
 
 
+def data():
+    """The data set's name, or the user's own `Splits`: what `advdet.evaluate` takes."""
+    from advdet import Splits, named
+
+    if named.is_own(DATASET.value):
+        return named.instance(DATASET.value, "the data set", Splits)
+    return DATASET.value
+
+
+def splits():
+    """The data, loaded."""
+    from advdet import Splits, datasets
+
+    found = data()
+    if isinstance(found, Splits):
+        return found
+    return datasets.load(found, DATA_SOURCE.value, DATA_DIR.value)
+
+
 DATASET = flags.DEFINE_string(
     "dataset",
     "mnist",
     "Data set: mnist, mnist_5k (the 5,000 real digits that need no network), cifar10, or the name "
-    "of any image classification set that TensorFlow Datasets has prepared in --data_dir.",
+    "of any image classification set that TensorFlow Datasets has prepared in --data_dir. "
+    "package.module:name for an advdet.Splits of your own.",
 )
 DATA_SOURCE = flags.DEFINE_enum(
     "data_source",

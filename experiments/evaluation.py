@@ -9,16 +9,10 @@ from collections.abc import Callable
 
 from absl import flags
 
-from experiments import common
+from experiments import common, subject
 
-DEFENSE = flags.DEFINE_string(
-    "defense",
-    None,
-    "Which defence: a name (`dropout`; `none` is the undefended baseline; `all` runs the paper's "
-    "ten in turn), or package.module:Class for one of your own. Hyperparameters follow a colon: "
-    "dropout:num_samples=50,tau=0.02.",
-    required=True,
-)
+flags.adopt_module_key_flags(subject)
+flags.mark_flag_as_required("defense")
 ATTACK = flags.DEFINE_string(
     "attack",
     None,
@@ -140,7 +134,8 @@ def settings(budget: bool = False) -> dict:
         )
     kept = {"time_budget": TIME_BUDGET.value} if budget else {}
     return kept | dict(
-        data=common.DATASET.value,
+        data=common.data(),
+        classifier=subject.classifier(),
         attack=ATTACK.value,
         objective=OBJECTIVE.value,
         preset=PRESET.value,
@@ -198,8 +193,8 @@ def each_defense(evaluate_one: Callable[[str], None]) -> int:
     """
     from advdet.detectors import THE_TEN
 
-    if DEFENSE.value != "all":
-        evaluate_one(DEFENSE.value)
+    if subject.DEFENSE.value != "all":
+        evaluate_one(subject.DEFENSE.value)
         return 0
     failed = {}
     for spec in THE_TEN:

@@ -26,9 +26,9 @@ def main() -> None:
     import jax
     import numpy as np
 
-    from advdet import datasets, detectors, fits, training, victims
+    from advdet import detectors, fits, training, victims
 
-    splits = datasets.load(common.DATASET.value, common.DATA_SOURCE.value, common.DATA_DIR.value)
+    splits = common.splits()
     classifier = training.classifier_for(splits, half=HALF.value)
     attack = evaluation.TRAIN_ATTACK.value or "carlini_wagner"
     seed = common.SEED.value

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common, evaluation
+from experiments import common, evaluation, subject
 
 flags.adopt_module_key_flags(common)
-flags.declare_key_flag("defense")
+flags.adopt_module_key_flags(subject)
 flags.declare_key_flag("train_attack")
 _ADVERSARIAL = flags.DEFINE_string(
     "adversarial", None, "npz of the images to judge.", required=True
@@ -33,7 +33,7 @@ def main() -> None:
     """Reads, judges, prints; writes what --out asks for."""
     import numpy as np
 
-    from advdet import datasets, detectors, given_images, results, training, victims
+    from advdet import detectors, given_images, results, training, victims
     from advdet.judge_given import judge_given
     from advdet.types import InputError
 
@@ -42,13 +42,13 @@ def main() -> None:
         if out.suffix not in (".npz", ".json"):
             raise InputError(f"--out must end in .npz or .json, not {out.name!r}")
         results.check_writable(out.parent)
-    if evaluation.DEFENSE.value == "all":
+    if subject.DEFENSE.value == "all":
         raise InputError("--defense=all: images are judged by one defence at a time")
-    detector = detectors.from_spec(evaluation.DEFENSE.value)
+    detector = detectors.from_spec(subject.DEFENSE.value)
     for path in (_CLEAN.value, _ADVERSARIAL.value):
         if path is not None and not Path(path).is_file():
             raise InputError(f"there is no file {path}")
-    splits = datasets.load(common.DATASET.value, common.DATA_SOURCE.value, common.DATA_DIR.value)
+    splits = common.splits()
     read = lambda path: given_images.read(path, splits.image_shape, splits.num_classes)
     adversarial = read(_ADVERSARIAL.value)
     clean = None if _CLEAN.value is None else read(_CLEAN.value)
@@ -56,13 +56,14 @@ def main() -> None:
     for given in (clean, adversarial):
         if given is not None and given.was_uint8:
             print(f"{given.path} holds uint8: taken as 0 ... 255", file=sys.stderr)
+    classifier = subject.classifier() or training.classifier_for(splits)
     victim = victims.defend(
-        detector, training.classifier_for(splits), splits, seed=common.SEED.value,
+        detector, classifier, splits, seed=common.SEED.value,
         train_attack=evaluation.TRAIN_ATTACK.value or "carlini_wagner",
     )  # fmt: skip
     print(f"judging {len(pair.goal)} images", file=sys.stderr)
     figures, arrays = judge_given(victim, splits, pair, seed=common.SEED.value)
-    print(table(evaluation.DEFENSE.value, splits.name, figures))
+    print(table(subject.DEFENSE.value, splits.name, figures))
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)

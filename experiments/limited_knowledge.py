@@ -85,17 +85,19 @@ def sweep(spec: str, settings: dict, confidences, rates, surrogate_spec: str | N
       {run, rows, levels}, JSON-able: what was run, a row for each pair, and the chosen pairs.
     """
     import advdet
-    from advdet import datasets, detectors, training
+    from advdet import detectors, training
 
     detector = detectors.from_spec(spec)
-    splits = datasets.load(settings["data"], settings.pop("data_source"), settings.pop("data_dir"))
+    splits = common.splits()
     surrogate = None
     if surrogate_spec is not None:
         copy = training.classifier_for(splits, half="attacker")
         surrogate = copy, detectors.from_spec(surrogate_spec)
     settings = {**settings, "data": splits, "threat_model": "limited_knowledge"}
     settings["surrogate"] = surrogate
-    for name in ("attack", "confidence", "detector_margin", "margin_rate"):
+    for name in (
+        "data_source", "data_dir", "attack", "confidence", "detector_margin", "margin_rate"
+    ):  # fmt: skip
         settings.pop(name)
     command = evaluation.command("limited_knowledge")
     tried = pairs(detector, confidences, rates)

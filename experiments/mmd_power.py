@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from experiments import common, evaluation
+from experiments import common, evaluation, subject
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(evaluation)
@@ -38,15 +38,15 @@ def main() -> None:
     from tqdm import tqdm
 
     import advdet
-    from advdet import datasets, detectors, metrics, results
+    from advdet import detectors, metrics, results
     from advdet.statistics import mmd_test_in_chunks
     from experiments import report
 
     settings = evaluation.settings()
-    splits = datasets.load(settings["data"], settings.pop("data_source"), settings.pop("data_dir"))
+    splits = common.splits()
     settings |= {"data": splits, "targets": settings["targets"] or "untargeted"}
     settings |= {"attack": settings["attack"] or "ddn"}
-    detector = detectors.from_spec(evaluation.DEFENSE.value)
+    detector = detectors.from_spec(subject.DEFENSE.value)
     command = evaluation.command("mmd_power")
     done = advdet.evaluate("none", command=command, **settings)
     ((_, arrays),) = done.arrays.items()
@@ -97,7 +97,7 @@ def main() -> None:
         "\n".join(
             [
                 "",
-                f"{evaluation.DEFENSE.value} on {splits.name}: p < {_LEVEL:g}",
+                f"{subject.DEFENSE.value} on {splits.name}: p < {_LEVEL:g}",
                 "",
                 *report.aligned(rows),
                 "",

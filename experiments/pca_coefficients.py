@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from experiments import common, evaluation, pictures
+from experiments import common, evaluation, pictures, subject
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(evaluation)
@@ -26,11 +26,11 @@ _NOISES = (1e-4, 1e-2)
 def main() -> None:
     """Prints the table, saves figures as JSON and picture."""
     import advdet
-    from advdet import datasets, detectors, results, statistics, training, victims
+    from advdet import detectors, results, statistics, training, victims
     from experiments import report
 
     settings = evaluation.settings()
-    splits = datasets.load(settings["data"], settings.pop("data_source"), settings.pop("data_dir"))
+    splits = common.splits()
     settings |= {"data": splits, "targets": settings["targets"] or "untargeted"}
     settings |= {"attack": settings["attack"] or "carlini_wagner"}
     command = evaluation.command("pca_coefficients")
@@ -43,14 +43,14 @@ def main() -> None:
         "clean": statistics.mean_coefficients(flat(done.clean.images[rows]), components),
         "adversarial": statistics.mean_coefficients(flat(arrays["image"][rows]), components),
     }
-    detector = detectors.from_spec(evaluation.DEFENSE.value)
-    classifier = training.classifier_for(splits)
+    detector = detectors.from_spec(subject.DEFENSE.value)
+    classifier = subject.classifier() or training.classifier_for(splits)
     victim = victims.defend(detector, classifier, splits, seed=settings["seed"])
     flagged = _controls(victim, splits, done.clean)
     lines = [("images", "flagged")]
     lines += [(what, report.percent(share)) for what, share in flagged.items()]
     print("\n".join([
-        "", f"{evaluation.DEFENSE.value} on {splits.name}, threshold at 5 % of clean images; "
+        "", f"{subject.DEFENSE.value} on {splits.name}, threshold at 5 % of clean images; "
         f"{int(rows.sum())} images", "", *report.aligned(lines), "",
     ]))  # fmt: skip
     stem = Path(evaluation.RESULTS_DIR.value, f"{splits.name}-pca_coefficients")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common, evaluation, pictures
+from experiments import common, evaluation, pictures, subject
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(evaluation)
@@ -29,19 +29,19 @@ VARIANTS = flags.DEFINE_list("variants", ["fc", "cnn"], "Which networks: fc, cnn
 def main() -> None:
     """Runs the sweep, prints the curve, and saves it as JSON and picture."""
     import advdet
-    from advdet import datasets, detectors, results
+    from advdet import detectors, results
     from advdet.types import InputError
     from experiments import report
 
     settings = evaluation.settings()
-    splits = datasets.load(settings["data"], settings.pop("data_source"), settings.pop("data_dir"))
+    splits = common.splits()
     settings |= {"data": splits, "targets": settings["targets"] or "untargeted"}
     settings |= {"attack": settings["attack"] or "carlini_wagner"}
     counts = [int(k) for k in evaluation.numbers("components", COMPONENTS.value)]
-    given = detectors.from_spec(evaluation.DEFENSE.value)
+    given = detectors.from_spec(subject.DEFENSE.value)
     if not isinstance(given, detectors.PcaReduction):
         raise InputError(
-            f"the curve is of pca_reduction, not of {evaluation.DEFENSE.value}; --defense may give "
+            f"the curve is of pca_reduction, not of {subject.DEFENSE.value}; --defense may give "
             "its epochs (pca_reduction:epochs=4)"
         )
     command = evaluation.command("pca_curve")

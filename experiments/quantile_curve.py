@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common, evaluation
+from experiments import common, evaluation, subject
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(evaluation)
@@ -32,7 +32,7 @@ def main() -> None:
     if settings.pop("objective") not in (None, "auto", "quantile"):
         raise InputError("the curve is one of the objective `quantile`; leave --objective away")
     done = advdet.sweep(
-        [{"objective": f"quantile:z={z:g}"} for z in values], evaluation.DEFENSE.value,
+        [{"objective": f"quantile:z={z:g}"} for z in values], subject.DEFENSE.value,
         command=evaluation.command("quantile_curve"), **settings,
     )  # fmt: skip
     records = [list(each.records.values())[-1] for each in done]

@@ -64,12 +64,12 @@ def engine(num_images: int, lanes: int):
     import jax
     import numpy as np
 
-    from advdet import cells, datasets, training
+    from advdet import cells, training
     from advdet.attacks import driver, presets
     from advdet.attacks.objectives import Generic
     from advdet.defenses import undefended
 
-    splits = datasets.load(common.DATASET.value, common.DATA_SOURCE.value, common.DATA_DIR.value)
+    splits = common.splits()
     defense = undefended(training.classifier_for(splits))
     batch = splits.test.take(slice(num_images))
     targets = cells.random_targets(0, batch.labels, batch.ids, splits.num_classes)

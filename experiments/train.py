@@ -36,9 +36,9 @@ _OUT = flags.DEFINE_string(
 
 def main() -> int:
     """Loads, trains, stores."""
-    from advdet import checkpoints, datasets, training
+    from advdet import checkpoints, training
 
-    splits = datasets.load(common.DATASET.value, common.DATA_SOURCE.value, common.DATA_DIR.value)
+    splits = common.splits()
     half, seed = _HALF.value, common.SEED.value
     settings = {"half": half, "schedule": _SCHEDULE.value, "epochs": _EPOCHS.value, "seed": seed}
     folder = training.checkpoint_folder(splits, **settings, cache=None)

@@ -4,7 +4,11 @@ python -m experiments.verify results
 python -m experiments.verify results/mnist/perfect_knowledge/dropout/best.quantile/NAME.json
 
 A line for each claim: confirmed, refuted (status 1), or not decidable, with what is missing. The
-defence is built again as the record says; a detector of your own must be importable from here.
+defence is built again as the record says; a detector of your own must be importable from here, and
+what was made from functions or arrays is named again, as it was for the run:
+
+python -m experiments.verify results --defense=mine:detector --classifier=mine:classifier \\
+    --dataset=mine:data
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common
+from experiments import common, subject
 
 flags.declare_key_flag("data_dir")
+flags.declare_key_flag("dataset")
+flags.adopt_module_key_flags(subject)
 _ALL = flags.DEFINE_bool("all", True, "Print confirmed claims, too; else only the others.")
 _AS_ABOVE = "(as above)"
 
@@ -75,10 +81,11 @@ def main(where: str | None = None) -> int:
 
     if where is None:
         raise InputError("name a folder of results, or one record: experiments.verify results")
+    given = _given()
     paths, kept, total = records_in(Path(where)), {}, Counter()
     for number, path in enumerate(paths, 1):
         print(f"{number} of {len(paths)}", file=sys.stderr)
-        claims = verify.verify(path, data_dir=common.DATA_DIR.value, kept=kept)
+        claims = verify.verify(path, data_dir=common.DATA_DIR.value, kept=kept, **given)
         counts = Counter(claim.verdict for claim in claims)
         total += counts
         print(path)
@@ -92,6 +99,18 @@ def main(where: str | None = None) -> int:
     if len(paths) > 1:
         print(f"{len(paths)} records: {_said(total)}")
     return 1 if total["refuted"] else 0
+
+
+def _given() -> dict:
+    """What the flags name in place of what the records do."""
+    from advdet import detectors, named
+
+    given = {"classifier": subject.classifier()}
+    if subject.DEFENSE.value is not None:
+        given["detector"] = detectors.from_spec(subject.DEFENSE.value)
+    if named.is_own(common.DATASET.value):
+        given["data"] = common.data()
+    return given
 
 
 def _said(counts: Counter) -> str:

@@ -67,7 +67,7 @@ class Cli:
 def _child(module, words, env, out, err):
     os.chdir(ROOT)
     os.environ.update(env)
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
     for path, number in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
     sys.stdout, sys.stderr = (

@@ -1,7 +1,10 @@
 """check, judge and verify as a user calls them."""
 
+import os
+
 import numpy as np
 import pytest
+from cli_tools import ROOT, read_record
 
 pytest_plugins = ["cli_tools"]
 
@@ -50,6 +53,37 @@ def test_judge_takes_a_record_or_a_pair_of_files(cli, record, splits, tmp_path):
     ran = cli(*words, *files, f"--out={as_json}", module="judge")
     assert ran.status == 0 and "holds uint8: taken as 0 ... 255" in ran.err
     assert '"fooled_8bit"' in as_json.read_text()
+
+
+_MINE = """
+import own_data, own_jax
+detector, classifier, data = own_jax.detector, own_data.jax_classifier(), own_data.splits()
+"""
+
+
+def test_objects_of_a_module_of_ones_own_go_through_every_command(cli, tmp_path):
+    (tmp_path / "mine.py").write_text(_MINE)
+    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(tmp_path)])}
+    mine = ("--defense=mine:detector", "--classifier=mine:classifier", "--dataset=mine:data")
+    folder = tmp_path / "results"
+    run = lambda *words, module="perfect_knowledge": cli(*words, module=module, env=env)
+    ran = run(*mine, "--preset=smoke", "--attack=ddn", "--num_images=8", f"--results_dir={folder}")
+    assert ran.status == 0, ran.err
+    (path,) = folder.glob("digits8/perfect_knowledge/reconstruction/*/*.json")
+    assert read_record(path)[0]["run"]["command"].count("mine:") == 3
+    ran = run(str(folder), *mine, module="verify")
+    assert ran.status == 0 and ", 0 refuted, 0 not decidable" in ran.out.splitlines()[-1], ran.out
+    ran = run(str(path), module="verify")
+    assert ran.status == 0 and "handed over as arrays" in ran.out
+    ran = run(*mine, f"--adversarial={path.with_suffix('.npz')}", module="judge")
+    assert ran.status == 0 and "8 images" in ran.out, ran.err
+    ran = run(*mine, module="check")
+    assert ran.status == 0 and "0 faults" in ran.out, ran.out
+    ran = run(mine[0], "--classifier=mine:data", module="check")
+    said = "the classifier mine:data must be an advdet.Classifier, not a Splits"
+    assert ran.status == 2 and said in ran.err
+    ran = run("--defense=own_jax:fit", module="check")
+    assert ran.status == 2 and "wrap it by advdet.Detector.from_function" in ran.err
 
 
 @pytest.mark.parametrize(

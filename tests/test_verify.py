@@ -372,7 +372,7 @@ def test_a_detector_that_is_not_here_or_another_is_not_decided(stored, check, tm
     gone = put("run", "detector_class", value=lambda v: "no_package.module.Class")
     found = check(forged(stored("score"), tmp_path, gone), kept={})
     note = next(c.note for c in found if c.name == "detection")
-    assert "no_package.module.Class cannot be imported" in note
+    assert "no_package.module:Class cannot be imported" in note
     lacking = lambda record: record["run"].pop("detector_class")
     found = check(forged(stored("score"), tmp_path, lacking), kept={})
     assert "the record lacks run.detector_class" in {c.name: c.note for c in found}["detection"]
@@ -413,6 +413,7 @@ def test_the_command_prints_a_line_a_claim_and_says_by_its_status(
     monkeypatch.setattr(verify, "verify", lambda path, **given: plain(path, **(given | ours)))
     monkeypatch.setattr(command.common, "DATA_DIR", type("Flag", (), {"value": None}))
     monkeypatch.setattr(command, "_ALL", type("Flag", (), {"value": True}))
+    monkeypatch.setattr(command, "_given", dict)
     path = stored("score")
     assert command.main(str(path)) == 0
     said = capsys.readouterr().out

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
-import importlib
 import re
 
+from advdet import named
 from advdet.detectors.base import Detector, NoDetector
 from advdet.detectors.binary import Binary
 from advdet.detectors.dropout import Dropout
@@ -45,24 +45,23 @@ def from_spec(spec: str) -> Detector:
     """The detector that a word names.
 
     Args:
-      spec: a name in `DETECTORS`, or `package.module:Class`; hyperparameters follow a colon, as in
-        `dropout:num_samples=50,tau=0.02`.
+      spec: a name in `DETECTORS`, or `package.module:name` of a class or of a detector that is made
+        already; hyperparameters follow a colon, as in `dropout:num_samples=50,tau=0.02`.
 
     Raises:
       InputError: unknown name, class or hyperparameter, or a value that does not fit.
     """
     name, *rest = spec.split(":")
-    kind = DETECTORS.get(name)
-    if kind is None and rest and "=" not in rest[0]:
-        kind = _foreign(name, rest.pop(0))
-    if kind is None:
+    made = DETECTORS.get(name)
+    if made is None and rest and "=" not in rest[0]:
+        made = _foreign(f"{name}:{rest.pop(0)}")
+    if made is None:
         close = difflib.get_close_matches(name, DETECTORS, n=1, cutoff=0.4)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise InputError(
-            f"unknown defence {name!r}; known: {', '.join(DETECTORS)}, "
-            f"or package.module:Class{hint}"
+            f"unknown defence {name!r}; known: {', '.join(DETECTORS)}, or package.module:name{hint}"
         )
-    known = {field.name: field.default for field in dataclasses.fields(kind)}
+    known = {field.name: field.default for field in dataclasses.fields(made)}
     values = {}
     for part in filter(None, ",".join(rest).split(",")):
         option, equals, text = part.partition("=")
@@ -73,7 +72,9 @@ def from_spec(spec: str) -> Detector:
             )
         values[option] = _value(name, option, text, known[option])
     try:
-        return kind(**values)
+        if isinstance(made, Detector):
+            return dataclasses.replace(made, **values) if values else made
+        return made(**values)
     except (TypeError, ValueError) as error:
         raise InputError(f"defence {spec}: {error}") from None
 
@@ -91,14 +92,12 @@ def name_of(detector: Detector) -> str:
     return name
 
 
-def _foreign(module: str, name: str) -> type[Detector]:
-    try:
-        kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"defence {module}:{name} cannot be imported: {error}") from None
-    if not (isinstance(kind, type) and issubclass(kind, Detector)):
-        raise InputError(f"{module}:{name} is not a subclass of advdet.Detector")
-    return kind
+def _foreign(spec: str) -> Detector | type[Detector]:
+    found = named.imported(spec, "defence")
+    if isinstance(found, Detector) or (isinstance(found, type) and issubclass(found, Detector)):
+        return found
+    hint = "; wrap it by advdet.Detector.from_function" if callable(found) else ""
+    raise InputError(f"{spec} is no subclass of advdet.Detector, nor an object of one{hint}")
 
 
 def _value(name: str, option: str, text: str, default):

@@ -1,0 +1,28 @@
+"""Flags that name what is looked at: a defence, and the classifier that it defends."""
+
+from __future__ import annotations
+
+from absl import flags
+
+DEFENSE = flags.DEFINE_string(
+    "defense",
+    None,
+    "Which defence: a name (`dropout`; `none` is the undefended baseline; `all` runs the paper's "
+    "ten in turn), or package.module:name for one of your own, a class or a detector that is made. "
+    "Hyperparameters follow a colon: dropout:num_samples=50,tau=0.02.",
+)
+CLASSIFIER = flags.DEFINE_string(
+    "classifier",
+    None,
+    "package.module:name of an advdet.Classifier of your own to defend; default: advdet's network "
+    "for the data set.",
+)
+
+
+def classifier():
+    """The user's own classifier; None where the flags name none."""
+    from advdet import Classifier, named
+
+    if CLASSIFIER.value is None:
+        return None
+    return named.instance(CLASSIFIER.value, "the classifier", Classifier)
