@@ -108,8 +108,8 @@ def _data(run, data, data_dir, kept) -> Splits:
     if data is None:
         if source not in datasets.SOURCES:
             raise InputError(
-                f"the data set {name!r} was handed over as arrays; hand it over again, in Python: "
-                "verify.verify(path, data=..., classifier=..., detector=...)"
+                f"the data set {name!r} was handed over as arrays; hand it over again "
+                "(--dataset=module:name, or verify.verify(path, data=...))"
             )
         if (name, source) not in kept:
             kept[name, source] = datasets.load(name, source, data_dir)
@@ -127,7 +127,8 @@ def _classifier(run, classifier, splits, half, kept, progress) -> Classifier:
     here = records.fingerprint(classifier, splits.test.images)
     if here != run["classifier"]:
         raise InputError(
-            f"the classifier here ({here}) is not the record's ({run['classifier']}); hand it over"
+            f"the classifier here ({here}) is not the record's ({run['classifier']}); hand it "
+            "over (--classifier=module:name, or verify.verify(path, classifier=...))"
         )
     return classifier
 
@@ -142,7 +143,8 @@ def _detector(run) -> Detector:
         raise KeyError("detector_class")
     if kind is FunctionDetector:
         raise InputError(
-            "the detector was made from a function; hand it over: verify.verify(path, detector=...)"
+            "the detector was made from a function; hand it over (--defense=module:name, or "
+            "verify.verify(path, detector=...))"
         )
     values = {
         key: tuple(value) if isinstance(value, list) else value
