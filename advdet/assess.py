@@ -11,7 +11,7 @@ import numpy as np
 from advdet import metrics, records
 from advdet.attacks.base import AttackResult
 from advdet.attacks.variables import from_box, to_box
-from advdet.defenses import FittedDefense, classify_images, score_images
+from advdet.defenses import POINTS, FittedDefense, classify_images, score_images
 from advdet.judge import is_wanted, judge, round_to_8_bit
 from advdet.probes import Probe
 from advdet.sets import assess_sets
@@ -139,7 +139,7 @@ def reference_figures(seed: int, victim: FittedDefense, test: Batch) -> dict[str
     root = jax.random.fold_in(jax.random.key(seed), _REFERENCE)
     key_logits, key_scores = jax.random.split(root)
     logits = classify_images(key_logits, victim.defense, batch.images, batch.ids)
-    rates: dict[str, float | None] = dict.fromkeys(records.POINTS)
+    rates: dict[str, float | None] = dict.fromkeys(POINTS)
     if victim.thresholds:
         scores = score_images(key_scores, victim.defense, batch.images, batch.ids)
         for name, threshold in victim.thresholds.items():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import inputs, records, results, settings, training
+from advdet import inputs, provenance, results, settings, training
 from advdet.assess import reference_figures
 from advdet.defenses import Defense, FittedDefense
 from advdet.detectors import Detector
@@ -91,7 +91,7 @@ class Case:
 
     def cell(self, plan: Settings, attack: str, attack_settings: dict):
         """The `run` part of an attack's record, where it lies, and the record if it is there."""
-        part = records.run_part(
+        part = provenance.run_part(
             plan, self.splits, attack=attack, attack_settings=attack_settings,
             objective=settings.make_objective(plan, self.defense_name),
             defense_name=self.defense_name, defense=self.victim.defense,

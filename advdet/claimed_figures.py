@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from advdet import metrics, records, sets
+from advdet import metrics, sets
 from advdet.assess import reference_figures
 from advdet.claims import REFUTED, Claim, Range, compare, compare_ends, compare_rows, undecided
-from advdet.defenses import classify_images, undefended
+from advdet.defenses import POINTS, classify_images, undefended
 from advdet.judge import Judgement
 from advdet.rebuild import Evidence
 from advdet.rejudge import Looks, Seen, logit_error, margins, score_error, see_classes
@@ -49,9 +49,9 @@ def of_verdicts(evidence: Evidence, seen: Verdicts) -> list[Claim]:
     succeeded, count = success > 0.5, int(attacked.sum())
     counts, attack = record["counts"], record["attack"]
 
-    rates: dict[str, float | None] = dict.fromkeys(("misclassified", *records.POINTS))
+    rates: dict[str, float | None] = dict.fromkeys(("misclassified", *POINTS))
     rates["misclassified"] = metrics.mean_or_none(seen.adversarial.wanted[attacked])
-    for name in records.POINTS if run["threat_model"] == "zero_knowledge" else (point,):
+    for name in POINTS if run["threat_model"] == "zero_knowledge" else (point,):
         if thresholds.get(name) is not None:
             share = seen.adversarial.success(thresholds[name])
             rates[name] = metrics.mean_or_none(share[attacked])
@@ -163,7 +163,7 @@ def _goal(evidence: Evidence, shown: Seen, reached) -> Claim:
 def _detection(record, seen: Verdicts, shown: Seen, reached) -> list[Claim]:
     stored, some, count = record["detection"], shown.take(reached), int(reached.sum())
     found = [compare("detection.n", stored["n"], count)]
-    for name in records.POINTS:
+    for name in POINTS:
         rate = None
         if seen.thresholds.get(name) is not None and count:
             rate = Range(*(float(side.mean()) for side in some.flagged(seen.thresholds[name])))
@@ -258,7 +258,7 @@ def of_many_clean_images(evidence: Evidence, kept: dict[Any, Any], progress: boo
         compare("counts.clean_judged", evidence.record["counts"]["clean_judged"], count),
         compare("clean.accuracy", stored["accuracy"], accuracy),
     ]
-    for name in records.POINTS:
+    for name in POINTS:
         said = stored["false_positive_rate"][name]
         rate = Range(rates.get(f"{name} low"), rates.get(f"{name} high"))
         found.append(compare(f"clean.false_positive_rate.{name}", said, rate))

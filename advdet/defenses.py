@@ -17,6 +17,7 @@ from advdet.detectors import Detector, NoDetector
 from advdet.types import Batch, Classifier, FitData, InputError, PyTree, pytree
 
 FALSE_POSITIVE_RATES = (0.01, 0.05, 0.5)
+POINTS = ("native", *map(str, FALSE_POSITIVE_RATES))  # the thresholds' names in records
 _BATCH = 100  # fixed, with padding: the same image always meets the same compiled program
 
 

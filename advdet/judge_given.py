@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from advdet import metrics
-from advdet.defenses import FittedDefense, undefended
+from advdet.defenses import POINTS, FittedDefense, undefended
 from advdet.given_images import Pair
 from advdet.judge import judge_in_pieces, round_to_8_bit
-from advdet.records import POINTS
 from advdet.sets import assess_sets
 from advdet.splits import Splits
 

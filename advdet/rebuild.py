@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import datasets, named, records, training, victims
+from advdet import datasets, named, provenance, training, victims
 from advdet.defenses import FittedDefense
 from advdet.detectors import DETECTORS, Detector, name_of
 from advdet.detectors.function import FunctionDetector
@@ -124,7 +124,7 @@ def _classifier(run, classifier, splits, half, kept, progress) -> Classifier:
         if (splits, half) not in kept:
             kept[splits, half] = training.classifier_for(splits, half=half, progress=progress)
         classifier = kept[splits, half]
-    here = records.fingerprint(classifier, splits.test.images)
+    here = provenance.fingerprint(classifier, splits.test.images)
     if here != run["classifier"]:
         raise InputError(
             f"the classifier here ({here}) is not the record's ({run['classifier']}); hand it "

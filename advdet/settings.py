@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import cells, paper, records
+from advdet import cells, paper
 from advdet.attacks import objectives, presets
+from advdet.defenses import POINTS
 from advdet.detectors import Detector, NoDetector
 from advdet.splits import Splits
 from advdet.threat_models import THREAT_MODELS
@@ -96,19 +97,15 @@ def fill(
     if isinstance(targets, str) and targets == "paper":
         targets = paper.target_regime("mnist" if dataset == "mnist_5k" else dataset, name)
     operating_point = str(operating_point)
-    if detector.kind == "score" and operating_point not in records.POINTS:
-        raise InputError(
-            f"unknown operating point {operating_point!r}; known: {', '.join(records.POINTS)}"
-        )
+    if detector.kind == "score" and operating_point not in POINTS:
+        raise InputError(f"unknown operating point {operating_point!r}; known: {', '.join(POINTS)}")
     if detector.kind != "score" and operating_point != "none":
         raise InputError(
             f"operating point {operating_point!r} is a threshold, and defence {name} flags "
             "nothing; leave it out"
         )
     if operating_point == "native" and not _has_native(detector):
-        raise InputError(
-            f"defence {name} has no native threshold; known: {', '.join(records.POINTS[1:])}"
-        )
+        raise InputError(f"defence {name} has no native threshold; known: {', '.join(POINTS[1:])}")
     if train_attack is not None and train_attack not in presets.ATTACKS:
         raise InputError(
             f"unknown train_attack {train_attack!r}; known: {', '.join(presets.ATTACKS)}"

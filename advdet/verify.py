@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from advdet import claimed_figures, records, results
+from advdet import claimed_figures, provenance, results
 from advdet.cells import random_targets
 from advdet.claims import (
     CONFIRMED,
@@ -31,7 +31,7 @@ from advdet.claims import (
     compare_rows,
     undecided,
 )
-from advdet.defenses import classify_images, undefended
+from advdet.defenses import POINTS, classify_images, undefended
 from advdet.judge import Judgement
 from advdet.metrics import l2
 from advdet.rebuild import Evidence, rebuild
@@ -217,7 +217,7 @@ def _target_claims(evidence: Evidence) -> list[Claim]:
 def _other_fit(evidence: Evidence, looks: Looks) -> str:
     """Why what was learned here is not what the record's detector learned; empty where it is."""
     victim = evidence.built.victim
-    here, there = records.digest_of(victim.defense.fitted), evidence.run.get("fit")
+    here, there = provenance.digest_of(victim.defense.fitted), evidence.run.get("fit")
     if here == there:
         return ""
     stored, scores = evidence.arrays["clean_score"], looks.clean.scores
@@ -288,7 +288,7 @@ def _threshold_claims(evidence: Evidence) -> tuple[list[Claim], dict[str, float 
     """Claims on the thresholds, and those that count."""
     victim, stored = evidence.built.victim, evidence.record["clean"]["thresholds"]
     found, settled = [], {}
-    for name in records.POINTS:
+    for name in POINTS:
         ours, theirs, allowed = victim.thresholds.get(name), stored[name], None
         if ours is not None:
             error = float(score_error(victim, ours))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from advdet import crafting, datasets, detectors, fits, records
+from advdet import crafting, datasets, detectors, fits, provenance
 from advdet.defenses import FittedDefense, undefended, with_thresholds
 from advdet.detectors import Detector
 from advdet.splits import Splits
@@ -56,7 +56,7 @@ def defend(
     if half == "attacker":  # a copy, not the same random choices
         key = jax.random.fold_in(key, 1)
     key_fit, key_score = jax.random.split(key)
-    classifier_id = records.fingerprint(classifier, splits.test.images)
+    classifier_id = provenance.fingerprint(classifier, splits.test.images)
     folder = lambda what: datasets.cache_dir() / what / splits.name
 
     def fit(work):
@@ -89,6 +89,6 @@ def facts_for(
     return fits.facts_of(
         detector, detectors.name_of(detector), dataset=splits.name, half=half,
         data_hash=splits.data_hash, seed=seed,
-        classifier=records.fingerprint(classifier, splits.test.images),
+        classifier=provenance.fingerprint(classifier, splits.test.images),
         train_attack=train_attack if detector.needs_adversarial else None,
     )  # fmt: skip

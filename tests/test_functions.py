@@ -14,7 +14,7 @@ import pytest
 import toys
 
 import advdet
-from advdet import bridges, detectors, fits, inputs, nets, records, settings, victims
+from advdet import bridges, detectors, fits, inputs, nets, provenance, settings, victims
 from advdet.attacks.objectives import Generic
 from advdet.defenses import score_images
 from advdet.detectors.function import Held
@@ -283,30 +283,30 @@ def test_an_evaluation_is_a_few_lines_to_look_at(data):
 
 def test_classifiers_without_arrays_have_fingerprints_of_their_own(data):
     images = data.test.images
-    marks = {records.fingerprint(own_data.jax_classifier(half), images) for half in
+    marks = {provenance.fingerprint(own_data.jax_classifier(half), images) for half in
              ("full", "defender", "attacker")}  # fmt: skip
     assert len(marks) == 3
     weights, bias = own_data.linear()
     same = Classifier.from_function(lambda x: x.reshape(len(x), -1) @ weights + bias)
-    assert records.fingerprint(same, images) in marks
+    assert provenance.fingerprint(same, images) in marks
 
 
 def test_fingerprints_of_advdet_s_own_networks_are_of_their_weights_alone():
     classifier = nets.init(jax.random.key(0), nets.MnistNet(10), (28, 28, 1))
-    plain = records.fingerprint(classifier)
-    assert plain == records.fingerprint(classifier, np.ones((2, 28, 28, 1), np.float32))
+    plain = provenance.fingerprint(classifier)
+    assert plain == provenance.fingerprint(classifier, np.ones((2, 28, 28, 1), np.float32))
     leaves = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(classifier.variables))}
-    assert plain == records.results.digest(leaves)[:16]
+    assert plain == provenance.results.digest(leaves)[:16]
 
 
 _IN_ANOTHER_PROCESS = """
 import sys; sys.path[:0] = {paths!r}
 import jax; jax.config.update("jax_num_cpu_devices", 2)
 import importlib, own_data
-from advdet import records
+from advdet import provenance
 for name in {names!r}:
     module = importlib.import_module(name)
-    print(records.fingerprint(module.classifier(), own_data.splits().test.images))
+    print(provenance.fingerprint(module.classifier(), own_data.splits().test.images))
 """
 
 
@@ -319,7 +319,7 @@ def test_another_process_finds_the_same_fingerprints(data):
     except ImportError:
         pass
     here = [sys.modules[name].classifier() for name in names]
-    wanted = [records.fingerprint(found, data.test.images) for found in here]
+    wanted = [provenance.fingerprint(found, data.test.images) for found in here]
     code = _IN_ANOTHER_PROCESS.format(paths=[p for p in sys.path if p], names=names)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert ran.stdout.split() == wanted, ran.stderr[-2000:]
@@ -334,7 +334,7 @@ def _run_part(detector, data, fitted=(), classifier=None):
     )  # fmt: skip
     name = detectors.name_of(detector)
     plan = settings.for_data(settings.fill(name, detector, **given), data)
-    return records.run_part(
+    return provenance.run_part(
         plan, data, attack="ddn", attack_settings={}, objective=Generic(), defense_name=name,
         defense=toys.guarded(classifier or own_data.jax_classifier(), detector, fitted),
         threat_model="perfect_knowledge", surrogate=None, command=None,

@@ -13,8 +13,8 @@ import pytest
 from cli_tools import files_in, read_record
 
 import advdet
-from advdet import datasets, detectors, metrics, records, results, settings
-from advdet.defenses import Defense
+from advdet import datasets, detectors, metrics, provenance, results, settings
+from advdet.defenses import POINTS, Defense
 from advdet.types import InputError
 
 pytest_plugins = ["cli_tools"]
@@ -77,7 +77,7 @@ def test_a_record_has_the_schemas_keys_and_nothing_undefined(evaluated):
         assert record == json.loads(json.dumps(evaluation.records[name]))
         for field, value in evaluation.arrays[name].items():
             np.testing.assert_array_equal(arrays[field], value)
-        assert set(record["attack"]["success_rate"]) == {"misclassified", *records.POINTS}
+        assert set(record["attack"]["success_rate"]) == {"misclassified", *POINTS}
         assert record["attack"]["success_rate"]["0.01"] is None
         assert record["correction"] is None and record["sets"] is None
         assert record["run"]["command"] == "by hand"
@@ -199,7 +199,7 @@ def _hash(
     name = detectors.name_of(detector)
     plan = settings.for_data(settings.fill(name, detector, **(given | changes)), splits)
     attack = settings.make_attack(plan, attack_name, splits, name)
-    part = records.run_part(
+    part = provenance.run_part(
         plan, splits, attack=attack_name, attack_settings=dataclasses.asdict(attack),
         objective=settings.make_objective(plan, name), defense_name=name,
         defense=Defense(classifier, (), 0.0, 1.0, detector), threat_model=threat_model,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import advdet
-from advdet import checkpoints, datasets, fits, records, training, victims
+from advdet import checkpoints, datasets, fits, provenance, training, victims
 from advdet.attacks import DDN, driver
 from advdet.attacks.objectives import Generic
 from advdet.defenses import undefended
@@ -64,14 +64,14 @@ def test_an_image_alone_and_in_a_batch_get_the_same_logits(dataset, load):
 def test_evaluating_and_attacking_change_no_bit_of_the_network(dataset, load):
     splits, classifier = load(dataset, "full")
     before = jax.device_get(classifier.variables)
-    digest = records.fingerprint(classifier)
+    digest = provenance.fingerprint(classifier)
     batch = splits.test.take(slice(16))
     training.accuracy(classifier, batch)
     driver.run(
         jax.random.key(0), DDN(20), Generic(targeted=False), undefended(classifier), batch.images,
         batch.labels, batch.ids, lanes=8,
     )  # fmt: skip
-    assert records.fingerprint(classifier) == digest
+    assert provenance.fingerprint(classifier) == digest
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(classifier.variables))
 
 
