@@ -136,7 +136,11 @@ def prepare(
     if classifier is None:
         classifier = training.classifier_for(splits, half=half, progress=progress)
     inputs.check_classifier(classifier, splits)
-    warnings = inputs.accuracy_warning(classifier, splits), inputs.few_clean_warning(splits)
+    warnings = (
+        inputs.accuracy_warning(classifier, splits),
+        inputs.few_clean_warning(splits),
+        inputs.dark_warning(splits),
+    )
     for warning in filter(None, warnings if progress else ()):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     copy = None

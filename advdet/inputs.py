@@ -13,6 +13,7 @@ from advdet.types import Classifier, InputError
 
 _IMAGES = 100
 _FEW = 100
+_DARK = 0.25
 _FLOAT_ERROR = 1e-3  # of the spread of the answers
 
 
@@ -122,6 +123,18 @@ def few_clean_warning(splits: Splits) -> str | None:
     return (
         f"thresholds rest on {count} clean images: the one at 1 % is the largest score among them, "
         f"that at 5 % is known roughly; give {_FEW} or more"
+    )
+
+
+def dark_warning(splits: Splits) -> str | None:
+    """A warning where the images use a small part of [0, 1], as bytes that do not reach 255 do."""
+    brightest = float(splits.threshold.images.max())
+    if brightest >= _DARK:
+        return None
+    return (
+        f"no pixel of the clean images exceeds {brightest:.3g}, and 1 is white: distances will be "
+        f"as small; bytes are divided by 255, so where white is {255 * brightest:.0f} give floats "
+        "in [0, 1]"
     )
 
 

@@ -255,6 +255,15 @@ def test_few_clean_images_are_warned_of(data):
     assert "rest on 30 clean images" in inputs.few_clean_warning(few)
 
 
+def test_bytes_that_do_not_reach_255_are_pointed_out(data):
+    assert inputs.dark_warning(data) is None
+    digits = np.round(data.test.images * 16).astype(np.uint8)  # as scikit-learn has them
+    test, clean = ((digits[rows], data.test.labels[rows]) for rows in (slice(9), slice(9, None)))
+    dark = advdet.Splits.from_arrays(test=test, clean=clean, num_classes=10)
+    assert "exceeds 0.0627" in inputs.dark_warning(dark)
+    assert "where white is 16 give floats" in inputs.dark_warning(dark)
+
+
 def test_without_a_surrogate_a_copy_that_cannot_be_trained_is_named(data):
     detector = advdet.Detector.from_function(
         lambda x, fitted: x.mean((1, 2, 3)) - fitted, fit=lambda images, labels: images.mean()
