@@ -30,7 +30,8 @@ MARGIN_RATES = flags.DEFINE_list(
     "margin_rates",
     ["0.05", "0.1", "0.2", "0.35", "0.5"],
     "False-positive rates of the copy whose thresholds the score must come below. Where the score "
-    "is a logit, the margin is the confidence instead.",
+    "is a logit, the margin is the confidence instead, as far as the largest of these rates allows "
+    "(no image need look better than clean ones do).",
 )
 SURROGATE = flags.DEFINE_string(
     "surrogate", None, "The attacker's detector, where it is not the defence itself."
@@ -43,7 +44,8 @@ def pairs(detector, confidences, rates) -> list[dict]:
     if detector.kind != "score":
         return [{"confidence": c} for c in confidences]
     if detector.logit_score:
-        return [{"confidence": c, "detector_margin": c} for c in confidences]
+        most = max(rates)
+        return [{"confidence": c, "detector_margin": c, "margin_rate": most} for c in confidences]
     return [{"confidence": c, "margin_rate": q} for q in rates for c in confidences]
 
 
@@ -116,7 +118,7 @@ def sweep(spec: str, settings: dict, confidences, rates, surrogate_spec: str | N
         if index is not None:
             transfer, distance = transferred(runs[index], _half(runs[index], 1))
             levels[f"{level:g}"] = {
-                **tried[index],
+                **_words(tried[index]),
                 "transfer": transfer,
                 "mean_l2": distance,
                 "carlini_wagner": _row(tried[index], own[index].records["carlini_wagner"]),
@@ -125,11 +127,16 @@ def sweep(spec: str, settings: dict, confidences, rates, surrogate_spec: str | N
     return {"schema": 1, "kind": "transfer", "run": run, "rows": rows, "levels": levels}
 
 
+def _words(pair: dict) -> dict:
+    """The pair as it was meant: beside a margin of its own the rate is a limit."""
+    return {"confidence": pair["confidence"]} if "detector_margin" in pair else pair
+
+
 def _row(pair: dict, record: dict) -> dict:
     point = record["run"]["operating_point"]
     rates = record["attack"]["success_rate"]
     return {
-        **pair,
+        **_words(pair),
         "detector_margin": record["run"]["settings"]["detector_margin"],
         "on_surrogate": record["attack"]["own_success_rate"],
         "transfer": rates["misclassified" if point == "none" else point],
@@ -144,12 +151,12 @@ def show(result: dict) -> str:
     from experiments import report
 
     percent, number = report.percent, report.number
-    head = ("confidence", "margin at", "on the copy", "transfer", "95 %", "mean L2")
+    head = ("confidence", "margin", "at", "on the copy", "transfer", "95 %", "mean L2")
     lines = [head]
     for row in result["rows"]:
         rate = row.get("margin_rate")
         lines.append((
-            f"{row['confidence']:g}",
+            f"{row['confidence']:g}", f"{row['detector_margin']:.3g}",
             "-" if rate is None else f"{100 * rate:g} %",
             percent(row["on_surrogate"]), percent(row["transfer"]),
             report.span(row["interval"], lambda v: f"{100 * v:.1f}"), number(row["mean_l2"]),
