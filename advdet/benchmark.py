@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +109,21 @@ def evaluate(
     return evaluation
 
 
-def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) -> list[Evaluation]:
+def sweep(
+    changes: Sequence[dict[str, Any]],
+    detector: Detector | str,
+    *,
+    skip: Callable[[dict[str, Any], list[tuple[dict, Evaluation | None]]], bool] | None = None,
+    **given,
+) -> list[Evaluation | None]:
     """Evaluates one defence several times; what does not change is loaded and fitted once.
 
     Args:
       changes: for each evaluation, arguments of `evaluate` in place of those given: confidence,
         detector_margin, margin_rate, operating_point, attack, objective or an attack's settings.
       detector: as in `evaluate`.
+      skip: asked before each, with its changes and what came of those before it; where it says so
+        the evaluation is left out, and None stands in its place.
       **given: the other arguments of `evaluate`.
 
     Raises:
@@ -160,7 +168,11 @@ def sweep(changes: Sequence[dict[str, Any]], detector: Detector | str, **given) 
             for change in changes
         ]
         case = budgets.stated(case, plans[0], choice)
-    return [attacking.attack_case(case, plan) for plan in plans]
+    done: list[Evaluation | None] = []
+    for change, plan in zip(changes, plans):
+        left_out = skip is not None and skip(change, list(zip(changes, done)))
+        done.append(None if left_out else attacking.attack_case(case, plan))
+    return done
 
 
 def _check_kinds(detector: Any, classifier: Any) -> None:

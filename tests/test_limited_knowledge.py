@@ -61,3 +61,32 @@ def test_the_cheapest_pair_is_chosen_on_the_even_rows_alone():
     assert limited_knowledge.cheapest(tried, 0.9) == 1
     assert limited_knowledge.cheapest(tried, 0.6) == 2
     assert limited_knowledge.cheapest([weak], 0.9) is None
+
+
+def test_a_pair_that_cannot_be_the_cheapest_is_needless():
+    def found(transfer, on_copy):
+        made = arrays([transfer] * 100, [1.0] * 100)
+        return made | {"success": np.arange(100) // 2 < 50 * on_copy}
+
+    pair = lambda confidence, rate: {"confidence": confidence, "margin_rate": rate}
+    ask = limited_knowledge.needless
+    assert ask(pair(0, 0.05), []) is None
+    good, poor = (pair(10, 0.1), found(1.0, 1.0)), (pair(10, 0.1), found(0.5, 0.8))
+    for given, why in ((good, limited_knowledge.DEARER), (poor, limited_knowledge.BEYOND)):
+        assert ask(pair(15, 0.1), [given]) == ask(pair(10, 0.2), [given]) == why
+        assert ask(pair(5, 0.2), [given]) is None  # asks for less of the one
+        assert ask(pair(15, 0.05), [given]) is None
+    assert ask(pair(15, 0.2), [(pair(10, 0.1), found(0.97, 0.97)), (pair(0, 0.1), None)]) is None
+    wrong = found(1.0, 0.8) | {"clean_correct": np.arange(100) < 50}  # of those right, all yield
+    wrong["judged_success"] = np.full(100, 0.5, np.float32)
+    assert ask(pair(15, 0.1), [(pair(10, 0.1), wrong)]) is None
+
+
+def test_what_was_left_out_is_named_in_the_table():
+    row = {"confidence": 5.0, "detector_margin": 1.0, "margin_rate": 0.1, "on_surrogate": 1.0,
+           "transfer": 0.99, "interval": [0.9, 1.0], "mean_l2": 2.0, "n": 9}  # fmt: skip
+    why = limited_knowledge.DEARER
+    without = [{"confidence": k, "margin_rate": 0.1, "left_out": why} for k in (10.0, 15.0)]
+    text = limited_knowledge.show({"rows": [row, *without], "levels": {"0.84": None}})
+    assert f"left out, {why}: 10 at 10 %, 15 at 10 %" in text
+    assert len([line for line in text.splitlines() if "99.0 %" in line]) == 1

@@ -41,7 +41,9 @@ def test_it_runs_by_its_name(module, run):
 
 
 def test_it_is_copied_for_limited_knowledge(run):
-    ran, folder = run("limited_knowledge", "--confidences=0,2", "--margin_rates=0.05,0.3")
+    ran, folder = run(
+        "limited_knowledge", "--confidences=0,2", "--margin_rates=0.05,0.3", "--all_pairs"
+    )
     assert "cheapest pair" in ran.out
     cell = folder / "mnist_5k" / "limited_knowledge" / "reconstruction"
     assert len(list(cell.glob("ddn.generic/*.json"))) == 4
@@ -77,6 +79,23 @@ def test_beside_a_margin_the_rate_is_a_limit(classifier, splits):
     )  # fmt: skip
     margins = [each.records["ddn"]["run"]["settings"]["detector_margin"] for each in done]
     assert margins[1] == 1e-3 < margins[0] == margins[2] < 1e3
+
+
+def test_a_sweep_leaves_out_what_it_is_told_to(classifier, splits):
+    asked, seen = [{"confidence": 0.0}, {"confidence": 1.0}, {"confidence": 2.0}], []
+
+    def skip(change, found):
+        seen.append([each for _, each in found])
+        return change["confidence"] == 1.0
+
+    done = advdet.sweep(
+        asked, "none", skip=skip, classifier=classifier, data=splits, preset="smoke",
+        num_images=2, attack="ddn", progress=False,
+    )  # fmt: skip
+    assert [each and each.records["ddn"]["run"]["settings"]["confidence"] for each in done] == [
+        0.0, None, 2.0
+    ]  # fmt: skip
+    assert seen == [[], [done[0]], [done[0], None]]
 
 
 def test_it_runs_from_python(classifier, splits):
