@@ -18,7 +18,7 @@ def attack_case(case: Case, plan: Settings) -> Evaluation:
     if plan.margin_rate is not None:
         shown = case.copy or case.victim
         margin = shown.margin_to(plan.margin_rate, plan.operating_point)
-        plan = plan._replace(detector_margin=min(margin, plan.margin_limit))
+        plan = plan._replace(detector_margin=margin)
     baseline = images_from = None
     if case.victim.defense.detector.kind != "none":
         baseline = baseline_of(case, plan)

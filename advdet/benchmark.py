@@ -83,7 +83,7 @@ def evaluate(
       confidence: logit margin beyond the decision.
       detector_margin: how far below the threshold the score must come, in its own units.
       margin_rate: the same, given as the false-positive rate of the threshold to come below, on
-        the defence that the attacker is shown; beside detector_margin, the smaller of the two.
+        the defence that the attacker is shown.
       binary_search_steps, steps, learning_rate, initial_const: the attack's, see `attacks`.
       norm, epsilon: linf or l2, and the radius, of attacks at a fixed radius; None takes linf, and
         what papers take on such data (`attacks.presets.RADII`).

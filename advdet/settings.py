@@ -32,7 +32,6 @@ class Settings(NamedTuple):
     confidence: float
     detector_margin: float
     margin_rate: float | None
-    margin_limit: float
     attack_settings: dict[str, Any]
     lanes: int
     train_attack: str | None
@@ -117,11 +116,11 @@ def fill(
     ):  # fmt: skip
         if value is not None and not value >= least:
             raise InputError(f"{what} must be at least {least}, not {value}")
-    if margin_rate is not None and not 0 < margin_rate < 1:
-        raise InputError(f"margin_rate must be a rate between 0 and 1, not {margin_rate}")
-    margin_limit = math.inf
-    if margin_rate is not None and detector_margin is not None:
-        margin_limit, detector_margin = detector_margin, None
+    if margin_rate is not None and not (0 < margin_rate < 1 and detector_margin is None):
+        raise InputError(
+            f"margin_rate must be a rate between 0 and 1, not {margin_rate}, and stands in place "
+            "of detector_margin"
+        )
     for what, value in attack_settings.items():
         if not isinstance(value, str | None) and not math.isfinite(value):
             raise InputError(f"{what} must be a finite number, not {value}")
@@ -139,7 +138,6 @@ def fill(
         confidence=float(confidence),
         detector_margin=float(detector_margin or 0.0),
         margin_rate=margin_rate,
-        margin_limit=margin_limit,
         attack_settings=_given(attack_settings),
         lanes=lanes or 0,
         train_attack=train_attack or ("carlini_wagner" if detector.needs_adversarial else None),

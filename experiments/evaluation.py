@@ -67,8 +67,8 @@ DETECTOR_MARGIN = flags.DEFINE_float(
 MARGIN_RATE = flags.DEFINE_float(
     "margin_rate",
     None,
-    "The margin that leads to the threshold which this share of clean images exceeds, on the "
-    "defence that the attacker is shown; beside --detector_margin, the smaller of the two.",
+    "In place of --detector_margin: the score must come below the threshold that this share of "
+    "clean images exceeds, on the defence that the attacker is shown.",
 )
 BINARY_SEARCH_STEPS = flags.DEFINE_integer(
     "binary_search_steps", None, "C&W: how many values of c are tried.", lower_bound=1

@@ -32,8 +32,7 @@ MARGIN_RATES = flags.DEFINE_list(
     "margin_rates",
     ["0.05", "0.1", "0.2", "0.35", "0.5"],
     "False-positive rates of the copy whose thresholds the score must come below. Where the score "
-    "is a logit, the margin is the confidence instead, as far as the largest of these rates allows "
-    "(no image need look better than clean ones do).",
+    "is a logit, the margin is the confidence instead.",
 )
 SURROGATE = flags.DEFINE_string(
     "surrogate", None, "The attacker's detector, where it is not the defence itself."
@@ -48,8 +47,7 @@ def pairs(detector, confidences, rates) -> list[dict]:
     if detector.kind != "score":
         return [{"confidence": c} for c in confidences]
     if detector.logit_score:
-        most = max(rates)
-        return [{"confidence": c, "detector_margin": c, "margin_rate": most} for c in confidences]
+        return [{"confidence": c, "detector_margin": c} for c in confidences]
     return [{"confidence": c, "margin_rate": q} for q in rates for c in confidences]
 
 
@@ -154,7 +152,7 @@ def sweep(
         if index is not None:
             transfer, distance = transferred(runs[index], _half(runs[index], 1))
             levels[f"{level:g}"] = {
-                **_words(tried[index]),
+                **tried[index],
                 "transfer": transfer,
                 "mean_l2": distance,
                 "carlini_wagner": _row(tried[index], own[index].records["carlini_wagner"]),
@@ -163,18 +161,13 @@ def sweep(
     return {"schema": 1, "kind": "transfer", "run": run, "rows": rows, "levels": levels}
 
 
-def _words(pair: dict) -> dict:
-    """The pair as it was meant: beside a margin of its own the rate is a limit."""
-    return {"confidence": pair["confidence"]} if "detector_margin" in pair else pair
-
-
 def _row(pair: dict, record: dict | None, left_out: str | None = None) -> dict:
     if record is None:
-        return {**_words(pair), "left_out": left_out}
+        return {**pair, "left_out": left_out}
     point = record["run"]["operating_point"]
     rates = record["attack"]["success_rate"]
     return {
-        **_words(pair),
+        **pair,
         "detector_margin": record["run"]["settings"]["detector_margin"],
         "on_surrogate": record["attack"]["own_success_rate"],
         "transfer": rates["misclassified" if point == "none" else point],
