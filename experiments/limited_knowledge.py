@@ -3,7 +3,8 @@
 Victim and copy come from disjoint halves of the training images. The attack on the copy asks for
 ever more confidence in the label, and for scores ever further below the threshold; each pair is
 judged by the victim at its own threshold. The cheapest pair that reaches 84, 90 and 98 % is chosen
-on one half of the images and reported on the other. A pair that asks for more than one which
+on one half of the images and reported on the other; so is the pair of which most transfer. C&W is
+run at these. A pair that asks for more than one which
 reaches 98 %, or than one which the copy itself yields to on fewer than 84 %, cannot be the
 cheapest: it is named and left out, unless --all_pairs is given.
 
@@ -73,6 +74,12 @@ def cheapest(tried: list[dict | None], level: float) -> int | None:
     return min(found)[1] if found else None
 
 
+def most(tried: list[dict | None]) -> int:
+    """The pair of which most transfer on the even rows; the earliest of equals."""
+    rates = [-1.0 if a is None else transferred(a, _half(a, 0))[0] for a in tried]
+    return rates.index(max(rates))
+
+
 def needless(pair: dict, tried: list[tuple[dict, dict | None]]) -> str | None:
     """Why a pair cannot be the cheapest for any level; None where it may be.
 
@@ -108,7 +115,7 @@ def sweep(
       all_pairs: also those that cannot be the cheapest.
 
     Returns:
-      {run, rows, levels}, JSON-able: what was run, a row for each pair, and the chosen pairs.
+      {run, rows, levels, most}, JSON-able: what was run, a row for each pair, the chosen pairs.
     """
     import advdet
     from advdet import detectors, training
@@ -140,25 +147,24 @@ def sweep(
         _row(pair, each and each.records["ddn"], whys[index])
         for index, (pair, each) in enumerate(zip(tried, done))
     ]
-    chosen = {level: cheapest(runs, level) for level in LEVELS}
+    chosen = {f"{level:g}": cheapest(runs, level) for level in LEVELS} | {"most": most(runs)}
     indices = sorted({index for index in chosen.values() if index is not None})
     own = dict(zip(indices, advdet.sweep(
         [tried[index] for index in indices], detector, attack="carlini_wagner", command=command,
         **settings,
     )))  # fmt: skip
-    levels = {}
-    for level, index in chosen.items():
-        levels[f"{level:g}"] = None
-        if index is not None:
-            transfer, distance = transferred(runs[index], _half(runs[index], 1))
-            levels[f"{level:g}"] = {
-                **tried[index],
-                "transfer": transfer,
-                "mean_l2": distance,
-                "carlini_wagner": _row(tried[index], own[index].records["carlini_wagner"]),
-            }
+
+    def told(index):
+        transfer, distance = transferred(runs[index], _half(runs[index], 1))
+        by_cw = _row(tried[index], own[index].records["carlini_wagner"])
+        return {**tried[index], "transfer": transfer, "mean_l2": distance, "carlini_wagner": by_cw}
+
+    levels = {name: None if index is None else told(index) for name, index in chosen.items()}
+    best = levels.pop("most")
     run = done[0].records["ddn"]["run"] | {"surrogate_spec": surrogate_spec}
-    return {"schema": 1, "kind": "transfer", "run": run, "rows": rows, "levels": levels}
+    return {
+        "schema": 1, "kind": "transfer", "run": run, "rows": rows, "levels": levels, "most": best
+    }  # fmt: skip
 
 
 def _row(pair: dict, record: dict | None, left_out: str | None = None) -> dict:
@@ -200,15 +206,16 @@ def show(result: dict) -> str:
     for why, pairs_ in left_out.items():
         text.append(f"left out, {why}: {', '.join(pairs_)}".replace(" at -", ""))
     text += ["", "cheapest pair, chosen on half of the images:"]
-    for level, chosen in result["levels"].items():
+    named = {f"{float(level):.0%}": chosen for level, chosen in result["levels"].items()}
+    for name, chosen in (named | {"most": result["most"]}).items():
         if chosen is None:
-            text.append(f"  {float(level):.0%}: not reached by any pair")
+            text.append(f"  {name}: not reached by any pair")
             continue
         own = chosen["carlini_wagner"]
         text.append(
-            f"  {float(level):.0%}: confidence {chosen['confidence']:g}, margin "
-            f"{own['detector_margin']:.3g}: {percent(chosen['transfer'])} of the other half at "
-            f"mean L2 {number(chosen['mean_l2'])}; C&W there: {percent(own['transfer'])} at "
+            f"  {name}: confidence {chosen['confidence']:g}, margin {own['detector_margin']:.3g}: "
+            f"{percent(chosen['transfer'])} of the other half at mean L2 "
+            f"{number(chosen['mean_l2'])}; C&W there: {percent(own['transfer'])} at "
             f"{number(own['mean_l2'])} (all images)"
         )
     return "\n".join(text) + "\n"

@@ -22,7 +22,7 @@ HEADER = (
 NUMBERS = range(4, 9)  # columns that are aligned to the right
 TRANSFER_HEADER = (
     "data set", "defence", "copy", "targets", "84 % wanted", "90 % wanted", "98 % wanted",
-    "C&W at the last", "n", "aim", "paper", "",
+    "most", "C&W there", "n", "aim", "paper", "",
 )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def line_of(path: Path, record: dict[str, Any]) -> Line:
 
 
 def transfer_line_of(path: Path, result: dict[str, Any]) -> Line:
-    """A sweep of limited knowledge as a line; for each level the cheapest pair that reaches it."""
+    """A sweep of limited knowledge as a line: the cheapest pairs, and the one of most."""
     run = result["run"]
     rows = paper.ROWS.get((run["dataset"], run["defense"], "limited_knowledge"), [])
     rows = [row for row in rows if row.targets == run["targets"]]
@@ -86,8 +86,8 @@ def transfer_line_of(path: Path, result: dict[str, Any]) -> Line:
                   for name in ("success_rate", "mean_l2") if getattr(row, name) is not None)
         for row in rows
     )  # fmt: skip
-    levels, last = [], "-"
-    for chosen in result["levels"].values():
+    levels = []
+    for chosen in (*result["levels"].values(), result["most"]):
         if chosen is None:
             levels.append("not reached")
             continue
@@ -95,8 +95,8 @@ def transfer_line_of(path: Path, result: dict[str, Any]) -> Line:
             f"{report.percent(chosen['transfer'])} at L2 {report.number(chosen['mean_l2'])}, "
             f"k {chosen['confidence']:g}"
         )
-        own = chosen["carlini_wagner"]
-        last = f"{report.percent(own['transfer'])} at L2 {report.number(own['mean_l2'])}"
+    own = result["most"]["carlini_wagner"]
+    last = f"{report.percent(own['transfer'])} at L2 {report.number(own['mean_l2'])}"
     point = "" if run["operating_point"] == "none" else run["operating_point"]
     cells = (
         run["dataset"], _defense(run), result["run"]["surrogate_spec"] or "same", run["targets"],

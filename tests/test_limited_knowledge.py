@@ -62,6 +62,16 @@ def test_the_cheapest_pair_is_chosen_on_the_even_rows_alone():
     assert limited_knowledge.cheapest([weak], 0.9) is None
 
 
+def test_the_pair_of_which_most_transfer_is_found_on_the_even_rows():
+    tried = [
+        None,
+        arrays([1, 0] * 3, [1] * 6),
+        arrays([1] * 6, [1] * 6),
+        arrays([0, 1] * 3, [1] * 6),
+    ]
+    assert limited_knowledge.most(tried) == 1
+
+
 def test_a_pair_that_cannot_be_the_cheapest_is_needless():
     def found(transfer, on_copy):
         made = arrays([transfer] * 100, [1.0] * 100)
@@ -86,6 +96,11 @@ def test_what_was_left_out_is_named_in_the_table():
            "transfer": 0.99, "interval": [0.9, 1.0], "mean_l2": 2.0, "n": 9}  # fmt: skip
     why = limited_knowledge.DEARER
     without = [{"confidence": k, "margin_rate": 0.1, "left_out": why} for k in (10.0, 15.0)]
-    text = limited_knowledge.show({"rows": [row, *without], "levels": {"0.84": None}})
+    own = {"detector_margin": 1.0, "transfer": 0.5, "mean_l2": 3.0}
+    best = {"confidence": 5.0, "transfer": 0.7, "mean_l2": 2.0, "carlini_wagner": own}
+    result = {"rows": [row, *without], "levels": {"0.84": None}, "most": best}
+    text = limited_knowledge.show(result)
+    assert "84%: not reached by any pair" in text
+    assert "most: confidence 5, margin 1: 70.0 % of the other half" in text
     assert f"left out, {why}: 10 at 10 %, 15 at 10 %" in text
     assert len([line for line in text.splitlines() if "99.0 %" in line]) == 1

@@ -247,6 +247,7 @@ def sweep_of(defense="binary", levels=(0.86, None, 0.97)):
     return {
         "schema": 1, "kind": "transfer", "run": run | {"surrogate_spec": None},
         "rows": [{"n": 99}], "levels": dict(zip(("0.84", "0.9", "0.98"), chosen)),
+        "most": chosen[-1],
     }  # fmt: skip
 
 
@@ -259,7 +260,7 @@ def test_a_sweep_of_limited_knowledge_is_a_block_of_its_own(tmp_path):
     row = dict(zip(block.rows[0], block.rows[1]))
     assert row["84 % wanted"] == "86.0 % at L2 3.21, k 5"
     assert row["90 % wanted"] == "not reached"
-    assert row["C&W at the last"] == "95.0 % at L2 4.40"
+    assert row["most"] == "97.0 % at L2 3.21, k 5" and row["C&W there"] == "95.0 % at L2 4.40"
     assert (row["copy"], row["n"], row["paper"]) == ("same", "99", "98.0 %")
     text = table_blocks.markdown([block])
     assert text.count("| mnist |") == 1
