@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from advdet import cells, headline, runs, training
+from advdet.attacks import presets
 from advdet.cases import Case, Evaluation
 from advdet.defenses import FittedDefense, undefended
 from advdet.settings import Settings
@@ -20,7 +21,9 @@ def attack_case(case: Case, plan: Settings) -> Evaluation:
         margin = shown.margin_to(plan.margin_rate, plan.operating_point)
         plan = plan._replace(detector_margin=margin)
     baseline = images_from = None
-    if case.victim.defense.detector.kind != "none":
+    follow = not set(plan.attacks) <= set(presets.GRADIENT_FREE)
+    possible = case.classifier.differentiable or not follow  # a copy may have what he has not
+    if case.victim.defense.detector.kind != "none" and possible:
         baseline = baseline_of(case, plan)
         if case.threat_model == "zero_knowledge":
             images_from = baseline_of(case, plan, plan.confidence)

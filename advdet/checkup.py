@@ -17,6 +17,7 @@ import numpy as np
 from advdet import cells, contract, contract_scores, datasets, detectors, training
 from advdet.attacks.ddn import DDN
 from advdet.attacks.objectives import Generic
+from advdet.attacks.square import Square
 from advdet.contract import FAULT, OK, WARNING, Finding
 from advdet.defenses import Defense, score_images, undefended, with_thresholds
 from advdet.detectors import Detector
@@ -26,8 +27,9 @@ from advdet.types import Batch, Classifier, FitData, InputError
 _TRAIN, _SELECT, _THRESHOLD, _HELD_OUT = 2000, 500, 1000, 500
 _CRAFTED, _CRAFTED_SELECT, _ATTACKED = 256, 64, 64
 _LOOKED_AT = 12  # images that shapes, keys and gradients are tried on
-_ATTACK_STEPS = 30
+_ATTACK_STEPS, _TRIES = 30, 200
 _GRADIENTS_WANTED = 100 * 2100  # of an evaluation by the preset `fast`: 100 images
+_SCORES_WANTED = 2 * 100 * 1000  # of one without gradients, by `square`, label and score
 _PATIENCE = 3600.0  # seconds for it, before a warning
 
 
@@ -93,7 +95,10 @@ def check(
         return findings
 
     say("a cheap attack on the bare classifier")
-    crafted = _craft(classifier, splits, detector.needs_adversarial, seed, progress)
+    wanted = detector.needs_adversarial
+    crafted = look("a cheap attack", _craft, classifier, splits, wanted, seed, progress)
+    if isinstance(crafted, Finding):
+        return findings
     before = contract.snapshot(detector, classifier)
     fit_key, score_key = jax.random.split(jax.random.key(seed))
     began = time.perf_counter()
@@ -147,15 +152,18 @@ def _look_at_scores(look, key, defense, splits, few, held_out, adversarial) -> N
 
 
 def _craft(classifier, splits, for_training, seed, progress) -> dict[str, Batch]:
-    """Adversarial images of test and, where wanted, train and select images, by a short DDN."""
+    """Adversarial images of test and, where wanted, train and select images: DDN, else Square."""
     wanted = {"test": _ATTACKED}
     if for_training:
         wanted |= {"train": _CRAFTED, "select": _CRAFTED_SELECT}
     parts = [getattr(splits, name).take(slice(count)) for name, count in wanted.items()]
     source = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+    name, attack = "ddn", DDN(steps=_ATTACK_STEPS)
+    if not classifier.differentiable:
+        name, attack = "square", Square(steps=_TRIES)
     found, _ = cells.attack_images(
-        "ddn", DDN(steps=_ATTACK_STEPS), Generic(targeted=False), undefended(classifier), source,
-        source.labels, seed=seed, lanes=cells.default_lanes(len(source.ids)), progress=progress,
+        name, attack, Generic(targeted=False), undefended(classifier), source, source.labels,
+        seed=seed, lanes=cells.default_lanes(len(source.ids)), progress=progress,
     )  # fmt: skip
     made = Batch(found.image, source.labels, source.ids)
     fooled = found.success & (found.distance > 0)  # not those that were wrong as they are
@@ -178,7 +186,7 @@ def _learned(fitted, seconds: float, splits: Splits) -> Finding:
 
 
 def speed(defense: Defense, batch: Batch) -> Finding:
-    """Scores and gradients a second, and what an evaluation will take.
+    """Scores and, where it has them, gradients a second, and what an evaluation will take.
 
     Args:
       defense: with a detector of kind "score".
@@ -186,17 +194,19 @@ def speed(defense: Defense, batch: Batch) -> Finding:
     """
     images, ids = batch.images[:200], batch.ids[:200]
     score = lambda: score_images(jax.random.key(0), defense, images, ids)
-    slope = lambda: contract_scores.slopes(jax.random.key(0), defense, images, ids)
-    scores, gradients = (len(ids) / _seconds(run) for run in (score, slope))
-    minutes = _GRADIENTS_WANTED / gradients / 60
-    said = (
-        f"{scores:,.0f} scores and {gradients:,.0f} gradients a second; 100 images by the preset "
-        f"`fast` take about {minutes:.0f} min"
-    )
+    rate, wanted = len(ids) / _seconds(score), _SCORES_WANTED
+    said, detector = f"{rate:,.0f} scores", defense.detector
+    smooth = detector.differentiable or detector.surrogate_gradient
+    if smooth and defense.classifier.differentiable:
+        slope = lambda: contract_scores.slopes(jax.random.key(0), defense, images, ids)
+        rate, wanted = len(ids) / _seconds(slope), _GRADIENTS_WANTED
+        said += f" and {rate:,.0f} gradients"
+    minutes = wanted / rate / 60
+    said += f" a second; 100 images by the preset `fast` take about {minutes:.0f} min"
     if 60 * minutes > _PATIENCE:
         change = "vectorise, or begin with --preset=smoke and few images"
-        return Finding("speed", WARNING, said, change, gradients)
-    return Finding("speed", OK, said, value=gradients)
+        return Finding("speed", WARNING, said, change, rate)
+    return Finding("speed", OK, said, value=rate)
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -8,14 +8,24 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from advdet import metrics, sets
+from advdet import indicators, metrics, sets
 from advdet.assess import reference_figures
-from advdet.claims import REFUTED, Claim, Range, compare, compare_ends, compare_rows, undecided
+from advdet.claims import (
+    CONFIRMED,
+    REFUTED,
+    Claim,
+    Range,
+    compare,
+    compare_ends,
+    compare_rows,
+    undecided,
+)
 from advdet.defenses import POINTS, classify_images, undefended
 from advdet.judge import Judgement
 from advdet.rebuild import Evidence
 from advdet.rejudge import Looks, Seen, logit_error, margins, score_error, see_classes
 
+_ELSEWHERE = "of the undefended classifier's record, which is not beside this one"
 _P_ERROR = 0.005  # of a permutation test's p-value: a few permutations that tie
 _REFERENCE_IMAGES = 2000
 
@@ -90,23 +100,30 @@ def _distances(evidence: Evidence, attacked, succeeded, why: str) -> list[Claim]
     )
     found = [compare(f"attack.{name}", attack[name], value, why)
              for name, value in zip(names, values)]  # fmt: skip
-    base, mean = attack["baseline_mean_l2"], values[0]
-    ratio = mean / base if mean is not None and base else None
-    found.append(compare("attack.baseline_ratio", attack["baseline_ratio"], ratio, why))
+    for what, value in (("mean", values[0]), ("median", values[1])):
+        name = "baseline_ratio" if what == "mean" else "median_ratio"
+        base, missing = attack[f"baseline_{what}_l2"], why
+        if base is not None and evidence.baseline is None:
+            missing = _ELSEWHERE
+            found.append(undecided(f"attack.baseline_{what}_l2", missing, base))
+        elif base is not None:
+            there = evidence.baseline[f"{what}_l2"]
+            found.append(compare(f"attack.baseline_{what}_l2", base, there))
+        ratio = value / base if value is not None and base else None
+        found.append(compare(f"attack.{name}", attack[name], ratio, missing))
     spread = metrics.mean_interval(counted)
     return found + compare_ends("intervals.mean_l2", record["intervals"]["mean_l2"], spread, why)
 
 
 def _verdict(record, interval, why: str) -> Claim:
-    """`broken` asks for half of the images; `invalid` for an indicator that says so."""
+    """What follows from the success, the sets and the indicators as they are stored."""
     stored = record["verdict"]
-    if stored == "evaluation invalid":
-        if any(value["raised"] for value in record["indicators"].values()):
-            return undecided("verdict", "as an indicator says, which is not looked at", stored)
-        return Claim("verdict", REFUTED, stored, note="no indicator says so")
-    broken = interval is not None and interval[0] >= 0.5
-    claim = compare("verdict", float(stored == "broken"), float(broken), why)
-    return claim._replace(stored=stored, found="broken" if broken else "not broken")
+    found = indicators.verdict(interval, record["indicators"], record["sets"])
+    if stored != found:
+        return Claim("verdict", REFUTED, stored, found)
+    if found == "evaluation invalid":
+        why = "as an indicator says, which is not looked at"
+    return undecided("verdict", why, stored) if why else Claim("verdict", CONFIRMED, stored)
 
 
 def of_looks(evidence: Evidence, seen: Verdicts, looks: Looks | None) -> list[Claim]:
@@ -169,10 +186,7 @@ def _detection(record, seen: Verdicts, shown: Seen, reached) -> list[Claim]:
             rate = Range(*(float(side.mean()) for side in some.flagged(seen.thresholds[name])))
         said = stored["true_positive_rate"][name]
         found.append(compare(f"detection.true_positive_rate.{name}", said, rate))
-        if said is not None:
-            interval = record["intervals"]["true_positive_rate"][name]
-            ends = metrics.wilson(said * stored["n"], stored["n"])
-            found += compare_ends(f"intervals.true_positive_rate.{name}", interval, ends)
+        found += _ends(record, f"true_positive_rate.{name}", said, count)
     area = lower = None
     if count and shown.scores.shape[1]:
         plain, scores, error = seen.clean.scores[0], some.scores[0], some.error[0]
@@ -262,11 +276,17 @@ def of_many_clean_images(evidence: Evidence, kept: dict[Any, Any], progress: boo
         said = stored["false_positive_rate"][name]
         rate = Range(rates.get(f"{name} low"), rates.get(f"{name} high"))
         found.append(compare(f"clean.false_positive_rate.{name}", said, rate))
-        if said is not None:
-            interval = evidence.record["intervals"]["false_positive_rate"][name]
-            ends = metrics.wilson(said * count, count)
-            found += compare_ends(f"intervals.false_positive_rate.{name}", interval, ends)
+        found += _ends(evidence.record, f"false_positive_rate.{name}", said, count)
     return found
+
+
+def _ends(record, name: str, said: float | None, n: int) -> list[Claim]:
+    """The interval of a stored rate over n images; what is no rate is refuted as it is."""
+    if said is None or not 0 <= said <= 1:
+        return []
+    kind, point = name.split(".", 1)
+    ends = metrics.wilson(said * n, n)
+    return compare_ends(f"intervals.{name}", record["intervals"][kind][point], ends)
 
 
 def _mean_range(low: np.ndarray, high: np.ndarray) -> Range:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from advdet.detectors import Detector
+from advdet.detectors.function import Held
 from advdet.inputs import check_classifier
 from advdet.splits import Splits, assert_disjoint
 from advdet.training import accuracy
@@ -123,17 +124,17 @@ def _accuracy(classifier, batch) -> tuple[float | None, str]:
 
 def kind_and_flags(detector: Detector) -> Finding:
     """The kind is known, flags are booleans, and the kind's own methods are there."""
-    kind, name = type(detector), "detector: kind, flags"
+    name = "detector: kind, flags"
     if detector.kind not in KINDS:
         said, change = f"kind is {detector.kind!r}", f"choose one of {', '.join(KINDS)}"
         return Finding(name, FAULT, said, change)
-    if wrong := [flag for flag in _FLAGS if not isinstance(getattr(kind, flag), bool)]:
+    if wrong := [flag for flag in _FLAGS if not isinstance(getattr(detector, flag), bool)]:
         return Finding(name, FAULT, f"{wrong[0]} is no bool", "set the class attribute True/False")
     needed = {"score": ("score",), "set": ("p_value", "set_size")}.get(detector.kind, ())
     if missing := [what for what in needed if not hasattr(detector, what)]:
         said = f"kind {detector.kind!r} without {missing[0]}"
         return Finding(name, FAULT, said, f"define {missing[0]}, or declare another kind")
-    flags = [flag for flag in _FLAGS if getattr(kind, flag)]
+    flags, kind = [flag for flag in _FLAGS if getattr(detector, flag)], type(detector)
     said = f"{detector.kind}{': ' if flags else ''}{', '.join(flags)}"
     if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):  # dataclass wrote its own
         return Finding(name, WARNING, f"{said}; no docstring", "say in a line what it does")
@@ -211,6 +212,9 @@ def unchanged_by_fit(before: tuple[dict, PyTree], detector, classifier) -> Findi
 def learned_arrays(fitted: PyTree) -> Finding:
     """What `fit` returned holds finite numbers in arrays alone, to be compiled and kept."""
     name, leaves = "fit: what was learned", jax.tree.leaves(fitted)
+    if isinstance(fitted, Held):
+        kind = type(fitted.value).__name__
+        return Finding(name, OK, f"an object of type {kind}, which JAX does not look into")
     for leaf in leaves:
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float)):
             said, change = f"a leaf of type {type(leaf).__name__}", "arrays, in dicts or tuples"

@@ -48,6 +48,7 @@ _ADVICE = {
 }
 TOLERATED = 0.02  # of images or of a distance: less is taken for chance
 _SHARE_WITHOUT_GRADIENT = 0.1
+_FEWEST_SUMS = 3  # of fewer images equal sums say nothing
 _SHARE_OF_LUCK = 0.1  # of images that a random score may let pass by chance
 
 
@@ -74,16 +75,22 @@ def entry(name: str, value, raised: bool = False, reason: str | None = None, **m
     }
 
 
-def verdict(interval: list[float] | None, indicators: Mapping[str, Any]) -> str:
+def verdict(
+    interval: list[float] | None,
+    indicators: Mapping[str, Any],
+    sets: Mapping[str, Any] | None = None,
+) -> str:
     """What a record says; never that a defence holds.
 
     Args:
       interval: 95 % interval of success at the point aimed at.
       indicators: of the record.
+      sets: of the record of a detector of kind "set"; then half of the sets must pass, too.
     """
     if any(sign["raised"] and sign["invalidates"] for sign in indicators.values()):
         return "evaluation invalid"
-    if interval is not None and interval[0] >= 0.5:
+    caught = sets is not None and sets["adversarial"]["interval"][1] > 0.5
+    if interval is not None and interval[0] >= 0.5 and not caught:
         return "broken"
     return "not broken by these attacks at this budget"
 
@@ -97,7 +104,7 @@ def is_minimal(run: Mapping[str, Any]) -> bool:
 def amended(record: dict[str, Any], name: str, sign: dict[str, Any]) -> dict[str, Any]:
     """The record with one indicator put in, and the verdict that follows."""
     indicators = {**record["indicators"], name: sign}
-    said = verdict(record["intervals"]["success_rate"], indicators)
+    said = verdict(record["intervals"]["success_rate"], indicators, record["sets"])
     return {**record, "indicators": indicators, "verdict": said}
 
 
@@ -203,6 +210,7 @@ def probabilities(logits: np.ndarray):
     sums = logits.sum(axis=1, dtype=np.float64)
     middle = np.median(sums)
     shared = (logits >= 0).all(axis=1) & (np.abs(sums - middle) <= 1e-3 * abs(middle))
+    shared &= len(logits) >= _FEWEST_SUMS
     value = max(float(bounded.mean()), float(shared.mean()))
     return entry(name, value, value == 1.0)
 
@@ -278,8 +286,9 @@ def lost_to_8bit(rate: float | None, rate_8bit: float | None):
 def constant_score(scores: np.ndarray):
     """Spread of the scores of clean and adversarial images [D, N]; 0 is a constant."""
     name = "constant_score"
+    scores = scores[np.isfinite(scores)]
     if not scores.size:
-        return entry(name, None, reason="there are no scores")
+        return entry(name, None, reason="there are no finite scores")
     spread = float(scores.max()) - float(scores.min())
     return entry(name, spread, spread <= 1e-6 * float(np.abs(scores).max()))
 

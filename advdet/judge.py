@@ -35,10 +35,10 @@ class Judgement(NamedTuple):
     scores: np.ndarray
 
     def flagged(self, threshold: float | None) -> np.ndarray:
-        """[D, N] bool; nothing is flagged where there is no threshold."""
+        """[D, N] bool; without a threshold nothing is flagged, with one NaN is, too."""
         if threshold is None or self.scores.shape[1] == 0:
             return np.zeros((self.scores.shape[0], len(self.wanted)), bool)
-        return self.scores > np.float32(threshold)
+        return ~(self.scores <= np.float32(threshold))
 
     def take(self, rows: np.ndarray) -> Judgement:
         """The judgement of some of the images."""

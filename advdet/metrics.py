@@ -62,10 +62,14 @@ def l2(images: np.ndarray, clean: np.ndarray) -> np.ndarray:
 
 
 def auc(negatives: np.ndarray, positives: np.ndarray) -> float | None:
-    """Area under the ROC curve of clean and adversarial scores; None if either is empty."""
+    """Area under the ROC curve of clean and adversarial scores; None if either is empty.
+
+    What is no number counts as the most suspicious: the judge flags it.
+    """
     if len(negatives) == 0 or len(positives) == 0:
         return None
     from sklearn.metrics import roc_auc_score
 
     labels = np.r_[np.zeros(len(negatives)), np.ones(len(positives))]
-    return float(roc_auc_score(labels, np.r_[negatives, positives]))
+    scores = np.r_[negatives, positives].astype(np.float64)
+    return float(roc_auc_score(labels, np.nan_to_num(scores, nan=np.inf)))

@@ -11,6 +11,7 @@ import numpy as np
 from advdet import checkpoints, nets, results
 from advdet.defenses import Defense, classify_images, score_images
 from advdet.detectors import DETECTORS
+from advdet.detectors.function import Held
 from advdet.splits import Splits
 from advdet.types import Classifier, PyTree
 
@@ -111,8 +112,10 @@ def fingerprint(classifier: Classifier, images: np.ndarray | None = None) -> str
     return results.digest(leaves)[:16]
 
 
-def digest_of(tree: PyTree) -> str:
-    """Sixteen hex digits of a pytree's arrays."""
+def digest_of(tree: PyTree) -> str | None:
+    """Sixteen hex digits of a pytree's arrays; None for an object that JAX does not look into."""
+    if isinstance(tree, Held):
+        return None
     return results.digest(_leaves(tree))[:16]
 
 

@@ -38,12 +38,14 @@ class Evidence(NamedTuple):
       arrays: its npz.
       built: the data and the defence, as far as they are here.
       clean: [N] the attacked images of the data set; None where it is not here.
+      baseline: the `attack` part of the undefended classifier's record, where that lies beside it.
     """
 
     record: dict[str, Any]
     arrays: dict[str, np.ndarray]
     built: Rebuilt
     clean: Batch | None
+    baseline: dict[str, Any] | None = None
 
     @property
     def run(self) -> dict[str, Any]:

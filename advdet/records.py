@@ -100,6 +100,7 @@ def build(
     signs |= _signs_of_figures(run, reference["accuracy"], judged, attack, detection)
     interval = metrics.wilson(success[attacked].sum(), int(attacked.sum()))
     tpr, fpr = detection["true_positive_rate"], reference["false_positive_rate"]
+    drawn = sets(reached) if kind == "set" else None
     correction = None
     if kind == "corrector":
         correction = figures.correction(judged.shown, labels, reached)
@@ -126,8 +127,8 @@ def build(
             "noise_of_equal_l2": judged.noisy and figures.flagged(judged.noisy, thresholds),
         },
         "correction": correction,
-        "sets": sets(reached) if kind == "set" else None,
-        "verdict": indicators.verdict(interval, signs),
+        "sets": drawn,
+        "verdict": indicators.verdict(interval, signs, drawn),
         "intervals": {
             "success_rate": interval,
             "mean_l2": metrics.mean_interval(distance[attacked & succeeded]),
@@ -139,6 +140,11 @@ def build(
     }
     record["paper"] = paper.compare(run["dataset"], run, paper.figures(record))
     return record
+
+
+def _asks_for_more(settings: dict[str, Any]) -> bool:
+    """Whether the attack wants a score further below the threshold than the judge does."""
+    return bool(settings["detector_margin"] or settings["objective"].get("z"))
 
 
 def _signs_of_figures(run, accuracy, judged, attack, detection) -> dict[str, Any]:
@@ -179,7 +185,7 @@ def _indicators(run, thresholds, found, judged, attack, detector, checks) -> dic
             passes,
             attacked,
             shown=run["threat_model"] == "perfect_knowledge",
-            judges_alike=detector.kind != "set" and not settings["detector_margin"],
+            judges_alike=detector.kind != "set" and not _asks_for_more(settings),
             random=detector.random,
         ),
         "lost_to_8bit": indicators.lost_to_8bit(

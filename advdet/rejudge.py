@@ -41,7 +41,8 @@ class Seen(NamedTuple):
         none = np.zeros((self.scores.shape[0], len(self.wanted)), bool)
         if threshold is None or not self.scores.shape[1]:
             return none, none
-        return self.scores - self.error > threshold, self.scores + self.error > threshold
+        low, high = self.scores - self.error, self.scores + self.error
+        return ~(low <= threshold), ~(high <= threshold)
 
     def success(self, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
         """([N] the least, [N] the greatest share of draws that an image survives)."""

@@ -166,7 +166,7 @@ def _chosen(
     if len(set(names)) < len(names):
         raise InputError(f"attack {attack!r} names one twice")
     free, follow = presets.GRADIENT_FREE, [n for n in names if n not in presets.GRADIENT_FREE]
-    smooth = getattr(getattr(classifier, "apply", None), "differentiable", True)
+    smooth = getattr(classifier, "differentiable", True)
     if shown.differentiable and smooth or not follow:
         return names
     if attack in presets.GROUPS:

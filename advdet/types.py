@@ -79,6 +79,11 @@ class Classifier:
         """Classifies images [B, H, W, C] in [0, 1]; with a key, dropout is on."""
         return self.apply(self.variables, images, key)
 
+    @property
+    def differentiable(self) -> bool:
+        """Whether it says that it has useful gradients."""
+        return getattr(self.apply, "differentiable", True)
+
     @staticmethod
     def from_function(logits_fn: Callable, *, differentiable: bool | None = None) -> Classifier:
         """A classifier from a plain JAX function; `advdet.bridges` makes one of other code.

@@ -85,8 +85,9 @@ def verify(path: str | Path, *, progress: bool = True, **given) -> list[Claim]:
     try:
         built = rebuild(record["run"], progress=progress, **given)
         clean = built.splits and built.splits.test.take(slice(len(arrays["id"])))
-        found = _claims(Evidence(record, arrays, built, clean), kept, progress)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        baseline = _baseline_beside(path, record)
+        found = _claims(Evidence(record, arrays, built, clean, baseline), kept, progress)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         return [undecided("file", f"not a whole record: {what}")]
     sealed = Claim("seal", CONFIRMED, note="the arrays are those that were sealed")
@@ -111,6 +112,22 @@ def read_json(path: Path) -> dict[str, Any]:
 def is_record(value: Any) -> bool:
     """Whether a JSON value is the record of an attack, not a summary or a manifest."""
     return isinstance(value, dict) and {"schema", "run", "attack"} <= set(value)
+
+
+def _baseline_beside(path: Path, record: dict[str, Any]) -> dict[str, Any] | None:
+    """The figures of the undefended classifier that a record's own are compared with."""
+    run, stored = record["run"], record["attack"]["baseline_mean_l2"]
+    if stored is None or len(path.resolve().parents) < 5:
+        return None
+    folder = path.resolve().parents[3] / "perfect_knowledge" / "none" / f"{run['attack']}.generic"
+    for other in sorted(folder.glob(f"{run['targets']}-*.json")):
+        try:
+            attack = json.loads(other.read_text())["attack"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if attack["mean_l2"] == stored:
+            return attack
+    return None
 
 
 def _misshapen(arrays) -> str:
@@ -178,6 +195,12 @@ def _image_claims(evidence: Evidence) -> tuple[list[Claim], bool]:
     moved = (arrays["id"] != clean.ids) | (arrays["label"] != clean.labels)
     note = "not those of the data set's first test images"
     found.append(compare_rows("id, label", moved, note))
+    classes = evidence.built.splits.num_classes
+    bad = np.zeros(len(image), bool)
+    for name in ("label", "target_class"):
+        bad |= (arrays[name] < 0) | (arrays[name] >= classes)
+    if bad.any():
+        return [*found, compare_rows("label, target_class", bad, "no class of the data set")], False
     stored, distance = arrays["distance"].astype(np.float64), l2(image, clean.images)
     with np.errstate(invalid="ignore"):
         near = np.abs(stored - distance) <= _DISTANCE_ERROR * (distance + 1e-3)
@@ -218,14 +241,14 @@ def _other_fit(evidence: Evidence, looks: Looks) -> str:
     """Why what was learned here is not what the record's detector learned; empty where it is."""
     victim = evidence.built.victim
     here, there = provenance.digest_of(victim.defense.fitted), evidence.run.get("fit")
-    if here == there:
+    if here is not None and here == there:
         return ""
     stored, scores = evidence.arrays["clean_score"], looks.clean.scores
     if scores.shape[1]:  # float error changes every bit, and hardly a score
         near = stored.shape == scores.shape and np.abs(stored - scores) <= looks.clean.error
         same = np.mean(near) >= _SAME_FIT
     else:
-        same = there is None and not jax.tree.leaves(victim.defense.fitted)
+        same = there is None and here is not None and not jax.tree.leaves(victim.defense.fitted)
     if same:
         return ""
     if there is None:

@@ -379,10 +379,11 @@ def test_the_command_ends_with_1_where_there_is_a_fault(scene, monkeypatch, caps
         monkeypatch.setattr(command.common, name, flag(value))
     monkeypatch.setattr(advdet, "check", lambda spec, **given: plain(
         spec, **(given | dict(data=data, classifier=network, progress=False))))  # fmt: skip
-    monkeypatch.setattr(command.evaluation, "DEFENSE", flag("toy_detectors:Near"))
+    monkeypatch.setattr(command.subject, "CLASSIFIER", flag(None))
+    monkeypatch.setattr(command.subject, "DEFENSE", flag("toy_detectors:Near"))
     assert command.main() == 0
     assert "0 faults" in capsys.readouterr().out
-    monkeypatch.setattr(command.evaluation, "DEFENSE", flag("test_check:Raises:where=score"))
+    monkeypatch.setattr(command.subject, "DEFENSE", flag("test_check:Raises:where=score"))
     assert command.main() == 1
     said = capsys.readouterr().out
     assert "1 faults" in said and "-> make it run on" in said

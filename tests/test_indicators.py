@@ -140,9 +140,24 @@ def test_the_verdict_heeds_flags_that_invalidate_and_no_others(interval, flags, 
     signs = {name: indicators.entry(name, 0.0) for name in names}
     signs |= {name: indicators.entry(name, 1.0, True) for name in flags}
     assert indicators.verdict(interval, signs) == said
-    record = {"indicators": signs, "intervals": {"success_rate": interval}, "verdict": "?"}
+    record = {"indicators": signs, "intervals": {"success_rate": interval}, "verdict": "?",
+              "sets": None}  # fmt: skip
     changed = indicators.amended(record, "one_step", indicators.entry("one_step", 1.0, True))
     assert changed["verdict"] == "evaluation invalid" and record["verdict"] == "?"
+
+
+def test_sets_that_are_caught_are_not_broken():
+    sets = lambda low, high: {"adversarial": {"rejected": 0.0, "interval": [low, high]}}
+    assert indicators.verdict([0.9, 1.0], {}, sets(0.0, 0.16)) == "broken"
+    for caught in (sets(0.84, 1.0), sets(0.3, 0.7)):
+        assert indicators.verdict([0.9, 1.0], {}, caught).startswith("not broken")
+
+
+def test_two_images_are_too_few_to_tell_probabilities_by_their_sum():
+    assert not indicators.probabilities(np.float32([[3, 1, 7]]))["raised"]
+    assert not indicators.probabilities(np.float32([[3, 1, 7], [3, 4, 4]]))["raised"]
+    assert indicators.probabilities(np.float32([[3, 1, 7], [3, 4, 4], [9, 1, 1]]))["raised"]
+    assert indicators.probabilities(np.float32([[0.3, 0.7]]))["raised"]
 
 
 def test_a_classifier_at_chance_is_known_by_its_accuracy():

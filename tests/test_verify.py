@@ -225,6 +225,11 @@ JSON_FORGERIES = {
     "detection.true_positive_rate.0.5": put(
         "detection", "true_positive_rate", "0.5", value=lambda v: v + 0.1),
     "intervals.success_rate.low": put("intervals", "success_rate", value=lambda v: [0.5, v[1]]),
+    "attack.median_ratio": put("attack", "median_ratio", value=lambda v: 9 * v),
+    "detection.true_positive_rate.0.05": put(
+        "detection", "true_positive_rate", "0.05", value=lambda v: 2.0),
+    "clean.false_positive_rate.0.5": put(
+        "clean", "false_positive_rate", "0.5", value=lambda v: 50.0),
     "verdict": put("verdict", value=lambda v: (
         "not broken by these attacks at this budget" if v == "broken" else "broken")),
 }  # fmt: skip
@@ -234,6 +239,35 @@ JSON_FORGERIES = {
 def test_an_edited_figure_is_refuted(name, stored, check, tmp_path):
     found = check(forged(stored("score"), tmp_path, json_change=JSON_FORGERIES[name]))
     assert verdicts(found)[name] == claims.REFUTED
+
+
+def test_a_verdict_in_other_words_is_refuted(stored, check, tmp_path):
+    for words in ("the defence holds", "evaluation invalid"):
+        edit = put("verdict", value=lambda v, words=words: words)
+        found = check(forged(stored("score"), tmp_path, json_change=edit))
+        assert verdicts(found)["verdict"] == claims.REFUTED, words
+
+    def excused(record):
+        sign = {"value": 1.0, "raised": True, "invalidates": True}
+        record["indicators"]["one_step"] = sign
+
+    found = check(forged(stored("score"), tmp_path, json_change=excused))
+    assert verdicts(found)["verdict"] == claims.REFUTED
+
+
+def test_a_class_that_is_none_is_refuted_with_the_rest_left_standing(stored, check, tmp_path):
+    def beyond(arrays):
+        arrays["label"] = arrays["label"].copy()
+        arrays["label"][0] = 10
+
+    found = check(forged(stored("score"), tmp_path, array_change=beyond))
+    assert {"label, target_class", "id, label"} <= of(found, claims.REFUTED)
+
+
+def test_figures_of_a_baseline_that_is_not_beside_the_record_are_left_open(stored, check, tmp_path):
+    names = {"attack.baseline_mean_l2", "attack.baseline_median_l2", "attack.baseline_ratio"}
+    assert names <= of(check(stored("score")), claims.CONFIRMED)
+    assert names <= of(check(forged(stored("score"), tmp_path)), claims.UNDECIDED)
 
 
 def test_flipped_successes_are_refuted_with_the_figures_made_to_fit(stored, check, tmp_path):
@@ -382,7 +416,8 @@ def test_a_detector_that_is_not_here_or_another_is_not_decided(stored, check, tm
     assert "other hyperparameters" in {c.name: c.note for c in found}["detection"]
     # What was learned is another thing than the record's.
     other = put("run", "fit", value=lambda v: "0" * 16)
-    assert not of(check(forged(stored("score"), tmp_path, other)), claims.UNDECIDED)
+    found = of(check(forged(stored("score"), tmp_path, other)), claims.UNDECIDED)
+    assert all("baseline" in name or name.endswith("_ratio") for name in found)
     twist = lambda arrays: arrays.update(clean_score=arrays["clean_score"] * 2)
     found = check(forged(stored("score"), tmp_path, other, twist))
     assert "is not the record's (0000" in {c.name: c.note for c in found}["detection"]
