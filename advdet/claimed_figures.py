@@ -102,7 +102,7 @@ def _distances(evidence: Evidence, attacked, succeeded, why: str) -> list[Claim]
              for name, value in zip(names, values)]  # fmt: skip
     for what, value in (("mean", values[0]), ("median", values[1])):
         name = "baseline_ratio" if what == "mean" else "median_ratio"
-        base, missing = attack[f"baseline_{what}_l2"], why
+        base, missing = attack.get(f"baseline_{what}_l2"), why
         if base is not None and evidence.baseline is None:
             missing = _ELSEWHERE
             found.append(undecided(f"attack.baseline_{what}_l2", missing, base))
@@ -110,7 +110,7 @@ def _distances(evidence: Evidence, attacked, succeeded, why: str) -> list[Claim]
             there = evidence.baseline[f"{what}_l2"]
             found.append(compare(f"attack.baseline_{what}_l2", base, there))
         ratio = value / base if value is not None and base else None
-        found.append(compare(f"attack.{name}", attack[name], ratio, missing))
+        found.append(compare(f"attack.{name}", attack.get(name), ratio, missing))
     spread = metrics.mean_interval(counted)
     return found + compare_ends("intervals.mean_l2", record["intervals"]["mean_l2"], spread, why)
 

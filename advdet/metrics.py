@@ -72,4 +72,4 @@ def auc(negatives: np.ndarray, positives: np.ndarray) -> float | None:
 
     labels = np.r_[np.zeros(len(negatives)), np.ones(len(positives))]
     scores = np.r_[negatives, positives].astype(np.float64)
-    return float(roc_auc_score(labels, np.nan_to_num(scores, nan=np.inf)))
+    return float(roc_auc_score(labels, np.nan_to_num(scores, nan=np.finfo(np.float64).max)))

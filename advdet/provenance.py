@@ -15,6 +15,9 @@ from advdet.detectors.function import Held
 from advdet.splits import Splits
 from advdet.types import Classifier, PyTree
 
+_UNHASHED = ("command", "data_source", "versions", "device", "settings_hash", "detector_class",
+             "fit")  # fmt: skip
+
 
 def run_part(
     plan,
@@ -82,7 +85,6 @@ def run_part(
     given = None if isinstance(plan.targets, str) else [int(t) for t in plan.targets]
     kinds = [f"{type(d.detector).__module__}.{type(d.detector).__qualname__}"
              for d in (defense, surrogate) if d is not None]  # fmt: skip
-    digest = results.settings_hash({**hashed, "given": given, "classes": kinds})
     unhashed = {
         "data_source": splits.source,
         "versions": checkpoints.versions(),
@@ -91,11 +93,23 @@ def run_part(
             "platform": device.platform,
             "count": jax.device_count(),
         },
-        "settings_hash": digest,
+        "settings_hash": settings_hash(hashed, given, kinds),
         "detector_class": kinds[0],
         "fit": digest_of(defense.fitted),
     }
     return {"command": command, **hashed, **unhashed}
+
+
+def settings_hash(run: dict[str, Any], given: list[int] | None, kinds: list[str]) -> str:
+    """The hash of everything that can change a result.
+
+    Args:
+      run: as `run_part` gives it, or as stored; what is not hashed may be there, too.
+      given: targets that were given as an array.
+      kinds: the classes of the judged detector and of the attacker's copy, if he has one.
+    """
+    hashed = {name: value for name, value in run.items() if name not in _UNHASHED}
+    return results.settings_hash({**hashed, "given": given, "classes": kinds})
 
 
 def fingerprint(classifier: Classifier, images: np.ndarray | None = None) -> str:

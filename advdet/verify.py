@@ -160,7 +160,7 @@ def _claims(evidence: Evidence, kept: dict, progress: bool) -> list[Claim]:
         looks = look_again(evidence.built.victim, evidence.run, arrays, images, progress)
         if other := _other_fit(evidence, looks):
             evidence, looks = evidence.without(other), None
-    found += _target_claims(evidence)
+    found += [*_hash_claims(evidence), *_target_claims(evidence)]
     clean, adversarial = _stored_judgements(evidence.arrays)
     thresholds = evidence.record["clean"]["thresholds"]
     if looks is not None:
@@ -207,6 +207,19 @@ def _image_claims(evidence: Evidence) -> tuple[list[Claim], bool]:
     right = np.where(arrays["success"], near, np.isposinf(stored) & (distance == 0))
     note = "not the L2 from the clean image, or a failure that is not the clean image"
     return [*found, compare_rows("distance", ~right, note)], True
+
+
+def _hash_claims(evidence: Evidence) -> list[Claim]:
+    """The settings are those that the record's hash, and its file's name, was made of."""
+    run, kind = evidence.run, evidence.run.get("detector_class")
+    if run.get("surrogate") is not None or kind is None:  # the class of a copy is not stored
+        return []
+    given = None
+    if run["targets"] == "given":
+        given = [int(target) for target in evidence.arrays["target_class"]]
+    found = provenance.settings_hash(run, given, [kind])
+    right = CONFIRMED if found == run["settings_hash"] else REFUTED
+    return [Claim("run.settings_hash", right, run["settings_hash"], found)]
 
 
 def _target_claims(evidence: Evidence) -> list[Claim]:

@@ -241,6 +241,13 @@ def test_an_edited_figure_is_refuted(name, stored, check, tmp_path):
     assert verdicts(found)[name] == claims.REFUTED
 
 
+def test_an_edited_setting_is_refuted_by_the_hash(stored, check, tmp_path):
+    edit = put("run", "settings", "attack", "steps", value=lambda v: 100 * v)
+    found = check(forged(stored("score"), tmp_path, json_change=edit))
+    assert verdicts(found)["run.settings_hash"] == claims.REFUTED
+    assert "run.settings_hash" in of(check(stored("score")), claims.CONFIRMED)
+
+
 def test_a_verdict_in_other_words_is_refuted(stored, check, tmp_path):
     for words in ("the defence holds", "evaluation invalid"):
         edit = put("verdict", value=lambda v, words=words: words)
