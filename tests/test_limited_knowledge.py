@@ -81,10 +81,15 @@ def test_a_pair_that_cannot_be_the_cheapest_is_needless():
     ask = limited_knowledge.needless
     assert ask(pair(0, 0.05), []) is None
     good, poor = (pair(10, 0.1), found(1.0, 1.0)), (pair(10, 0.1), found(0.5, 0.8))
-    for given, why in ((good, limited_knowledge.DEARER), (poor, limited_knowledge.BEYOND)):
-        assert ask(pair(15, 0.1), [given]) == ask(pair(10, 0.2), [given]) == why
-        assert ask(pair(5, 0.2), [given]) is None  # asks for less of the one
-        assert ask(pair(15, 0.05), [given]) is None
+    other = (pair(40, 0.05), found(0.82, 0.83))
+    for given, why in (
+        ([good], limited_knowledge.DEARER),
+        ([other, poor], limited_knowledge.BEYOND),
+    ):
+        assert ask(pair(15, 0.1), given) == ask(pair(10, 0.2), given) == why
+        assert ask(pair(5, 0.2), given) is None  # asks for less of the one
+        assert ask(pair(15, 0.05), given) is None
+    assert ask(pair(15, 0.1), [poor]) is None  # more may transfer than the half that do so far
     assert ask(pair(15, 0.2), [(pair(10, 0.1), found(0.97, 0.97)), (pair(0, 0.1), None)]) is None
     wrong = found(1.0, 0.8) | {"clean_correct": np.arange(100) < 50}  # of those right, all yield
     wrong["judged_success"] = np.full(100, 0.5, np.float32)
