@@ -18,6 +18,7 @@ from advdet.attacks.special_objectives import (
     Stages,
     TargetDensity,
     TwoStages,
+    _capped_to_mean,
 )
 from advdet.detectors import Detector, from_spec
 from advdet.types import Batch, InputError, pytree
@@ -236,9 +237,23 @@ def test_the_joint_goal_is_the_witness_against_the_rest_of_the_set():
     kernel = lambda a, b: np.exp(-((wide(a)[:, None] - wide(b)[None]) ** 2).sum(-1) / 5.0)
     within = kernel(reference, reference)
     np.fill_diagonal(within, 0)
-    level = np.mean(kernel(reference, first).mean(1) - within.sum(1) / 19)
+    mean = np.mean(kernel(reference, first).mean(1) - within.sum(1) / 19)
+    own = kernel(first, first).mean(1) - kernel(first, reference).mean(1)
+    low, high = mean - 1.0, own.max()  # the mean of the cut values grows with the level
+    for _ in range(60):
+        level = (low + high) / 2
+        low, high = (level, high) if np.minimum(own, level).mean() < mean else (low, level)
     witness = kernel(image[None], first).mean() - kernel(image[None], reference).mean()
     np.testing.assert_allclose(goals.detector, [witness - level], rtol=1e-3, atol=1e-6)
+
+
+def test_values_are_cut_so_that_their_mean_comes_down():
+    values = jnp.float32([5.0, 1.0, 3.0])
+    cut = lambda mean: float(_capped_to_mean(values, jnp.float32(mean)))
+    assert cut(3.0) == cut(4.0) == 5.0  # it is no higher as it is
+    assert cut(2.5) == pytest.approx(3.5)  # 1, 3, 3.5
+    assert cut(2.0) == pytest.approx(2.5)  # 1, 2.5, 2.5
+    assert cut(0.5) == pytest.approx(0.5)  # all of them
 
 
 # ---- names

@@ -229,12 +229,13 @@ class Stages(Objective):
 @pytree
 @dataclasses.dataclass(frozen=True)
 class JointlyOverSet(Objective):
-    """For MMD: each image is to fit in among the training images, given the rest of its set.
+    """For MMD: the images are to fit in among the training images as a set.
 
     The squared MMD of a set is the mean over it of the witness, mean k(., set) - mean k(., training
-    images), minus the same mean over the training images; the goal of an image is a witness at or
-    below the latter. The set is what the attack finds against the bare classifier; with it fixed,
-    each image stands for itself.
+    images), minus the same mean over the training images. The set is what the attack finds against
+    the bare classifier; with it fixed, each image stands for itself: its goal is a witness at or
+    below one level for all, the highest at which the mean over the set comes down to that of the
+    training images. So the images that stick out most are moved, and the others left alone.
 
     Source: this project's; the paper needed no attack here (section 5.1).
     """
@@ -247,8 +248,10 @@ class JointlyOverSet(Objective):
         count = len(reference)
         sigma2 = defense.detector.sigma2
         within = jnp.sum(rbf_kernel(reference, reference, sigma2), axis=1) - 1.0
-        witness = jnp.mean(rbf_kernel(reference, others, sigma2), axis=1) - within / (count - 1)
-        added = {"others": others, "level": jnp.mean(witness)}
+        across = rbf_kernel(reference, others, sigma2)
+        witness = jnp.mean(across, axis=1) - within / (count - 1)
+        own = jnp.mean(rbf_kernel(others, others, sigma2), axis=1) - jnp.mean(across, axis=0)
+        added = {"others": others, "level": _capped_to_mean(own, jnp.mean(witness))}
         scale = jnp.maximum(jnp.std(witness), 1e-6)
         return dataclasses.replace(defense, fitted={**defense.fitted, **added}, scale=scale)
 
@@ -260,3 +263,18 @@ class JointlyOverSet(Objective):
         excess = near(fitted["others"]) - near(fitted["reference"]) - fitted["level"][None]
         excess = excess + self.detector_margin
         return Goals(classifier, excess, jnp.concatenate([classifier, excess / defense.scale]))
+
+
+def _capped_to_mean(values: jax.Array, mean: jax.Array) -> jax.Array:
+    """The level [] at which values [N] are to be cut off for their mean to be a given one.
+
+    It is their largest where their mean is no higher as it is.
+    """
+    ordered, count = jnp.sort(values), len(values)
+    below = jnp.concatenate([jnp.zeros(1, values.dtype), jnp.cumsum(ordered)[:-1]])
+    left = count - jnp.arange(count, dtype=values.dtype)
+    # Cut at the k-th smallest, all from there on are equal: k values below it, count - k at it.
+    means = (below + left * ordered) / count
+    first = jnp.argmax(means > mean)  # the first at which the mean is too high already
+    level = (mean * count - below[first]) / left[first]
+    return jnp.where(means[-1] <= mean, ordered[-1], level)
