@@ -110,10 +110,25 @@ class MmdTest(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _signs(key, n, m, num_permutations):
-    """[n + m, P + 2]: +1 for rows of x, -1 for rows of y, as given, permuted P times; then ones."""
+    """[n + m, P + 2]: +1 for rows of x, -1 for rows of y, as given, permuted P times; then ones.
+
+    A permutation is only the choice of the n rows: those with the n lowest of random numbers. Their
+    limit is found bit by bit, which on a CPU takes a tenth of the time of sorting them.
+    """
     given = jnp.concatenate([jnp.ones(n), -jnp.ones(m)])
-    copies = jnp.broadcast_to(given[None], (num_permutations, n + m))
-    permuted = jax.random.permutation(key, copies, axis=1, independent=True)
+    drawn = jax.random.bits(key, (num_permutations, n + m), jnp.uint32)
+
+    def one_bit(place, limit):
+        higher = limit | (jnp.uint32(1) << (31 - place).astype(jnp.uint32))
+        too_few = jnp.sum(drawn < higher[:, None], axis=1, dtype=jnp.int32) < n
+        return jnp.where(too_few, higher, limit)
+
+    none = jnp.zeros(num_permutations, jnp.uint32)
+    limit = jax.lax.fori_loop(0, 32, one_bit, none)[:, None]  # the n-th lowest
+    below, tied = drawn < limit, drawn == limit
+    missing = n - jnp.sum(below, axis=1, keepdims=True, dtype=jnp.int32)
+    chosen = below | (tied & (jnp.cumsum(tied, axis=1, dtype=jnp.int32) <= missing))
+    permuted = jnp.where(chosen, 1.0, -1.0)
     return jnp.concatenate([given[None], permuted, jnp.ones((1, n + m))]).T
 
 

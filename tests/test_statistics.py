@@ -104,6 +104,26 @@ def test_block_sums_give_the_mmd_of_every_permutation(rng):
     np.testing.assert_allclose(test.p_value, (reached + 1) / 100, rtol=1e-6)
 
 
+@pytest.mark.parametrize("values", [2**32, 5, 1])
+def test_a_permutation_chooses_the_rows_of_the_lowest_numbers_ties_by_place(values, monkeypatch):
+    drawn = np.random.RandomState(0).randint(values, size=(50, 23), dtype=np.uint64)
+    drawn = drawn.astype(np.uint32)
+    monkeypatch.setattr(jax.random, "bits", lambda *_: jnp.asarray(drawn))
+    signs = np.asarray(statistics._signs.__wrapped__(jax.random.key(0), 9, 14, 50))
+    wanted = -np.ones((50, 23))
+    for row, numbers in zip(wanted, drawn):
+        row[np.argsort(numbers, kind="stable")[:9]] = 1
+    np.testing.assert_array_equal(signs[:, 1:-1].T, wanted)
+
+
+def test_permutations_choose_every_row_equally_often():
+    signs = np.asarray(statistics._signs(jax.random.key(3), 30, 70, 4000))[:, 1:-1]
+    share, error = (signs > 0).mean(axis=1), np.sqrt(0.3 * 0.7 / 4000)
+    assert np.abs(share - 0.3).max() < 4 * error
+    pairs = ((signs[0] > 0) & (signs[99] > 0)).mean()
+    assert abs(pairs - 0.3 * 29 / 99) < 4 * np.sqrt(0.09 / 4000)
+
+
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_the_test_in_chunks_gives_the_same_answer(rng, chunk):
     x, y = pair(rng)
