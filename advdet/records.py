@@ -142,9 +142,13 @@ def build(
     return record
 
 
-def _asks_for_more(settings: dict[str, Any]) -> bool:
-    """Whether the attack wants a score further below the threshold than the judge does."""
-    return bool(settings["detector_margin"] or settings["objective"].get("z"))
+def _asks_for_more(settings: dict[str, Any], minimal: bool) -> bool:
+    """Whether the attack wants a score further below the threshold than the judge does.
+
+    A quantile's z does, too; but an attack without a radius can go on until it has that as well.
+    """
+    quantile = settings["objective"].get("z") and not minimal
+    return bool(settings["detector_margin"] or quantile)
 
 
 def _signs_of_figures(run, accuracy, judged, attack, detection) -> dict[str, Any]:
@@ -185,7 +189,7 @@ def _indicators(run, thresholds, found, judged, attack, detector, checks) -> dic
             passes,
             attacked,
             shown=run["threat_model"] == "perfect_knowledge",
-            judges_alike=detector.kind != "set" and not _asks_for_more(settings),
+            judges_alike=detector.kind != "set" and not _asks_for_more(settings, minimal),
             random=detector.random,
         ),
         "lost_to_8bit": indicators.lost_to_8bit(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import toys
 
-from advdet import indicators, metrics, probes, reruns
+from advdet import indicators, metrics, probes, records, reruns
 from advdet.assess import _with_noise
 from advdet.attacks.base import AttackResult
 from advdet.attacks.objectives import Generic
@@ -273,3 +273,11 @@ def test_noise_has_the_length_asked_for_after_clipping():
     np.testing.assert_allclose(reached[:5], wanted[:5], rtol=1e-3)
     np.testing.assert_array_equal(reached[5:7], 0.0)
     assert np.isfinite(reached[7]) and reached[7] > 3.0  # all that the box has room for
+
+
+def test_an_attack_that_asks_for_more_than_the_judge_is_not_silent():
+    settings = lambda margin, **objective: {"detector_margin": margin, "objective": objective}
+    assert records._asks_for_more(settings(0.5), minimal=True)
+    assert records._asks_for_more(settings(0.0, z=3.0), minimal=False)
+    assert not records._asks_for_more(settings(0.0, z=3.0), minimal=True)
+    assert not records._asks_for_more(settings(0.0, z=0.0), minimal=False)
