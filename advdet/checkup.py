@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from advdet import cells, contract, contract_scores, datasets, detectors, training
+from advdet import (
+    cells,
+    contract,
+    contract_gradients,
+    contract_scores,
+    datasets,
+    detectors,
+    training,
+)
 from advdet.attacks.ddn import DDN
 from advdet.attacks.objectives import Generic
 from advdet.attacks.square import Square
@@ -119,7 +127,7 @@ def check(
         "logits of the defence", contract_scores.logits_shape, defense, few.images, classes
     )
     if shape.level == OK and detector.kind in ("corrector", "none"):
-        look("logits: gradient", contract_scores.gradient, defense, few.images, few.ids)
+        look("logits: gradient", contract_gradients.gradient, defense, few.images, few.ids)
     if detector.kind == "set":
         images = held_out.images[: detector.set_size]
         look("p-value of a set", contract_scores.set_p_value, defense, images)
@@ -136,7 +144,7 @@ def _look_at_scores(look, key, defense, splits, few, held_out, adversarial) -> N
     look("score: compiled", contract_scores.score_compiled, defense, few.images)
     look("score: randomness", contract_scores.score_randomness, defense, few.images)
     look("score: batch mates", contract_scores.score_batch_mates, defense, few.images, few.ids)
-    look("score: gradient", contract_scores.gradient, defense, few.images, few.ids)
+    look("score: gradient", contract_gradients.gradient, defense, few.images, few.ids)
     seen = splits.threshold.take(slice(_THRESHOLD))
     fitted = look(
         "thresholds", with_thresholds, key, defense.detector, defense.classifier, defense.fitted,
@@ -198,7 +206,7 @@ def speed(defense: Defense, batch: Batch) -> Finding:
     said, detector = f"{rate:,.0f} scores", defense.detector
     smooth = detector.differentiable or detector.surrogate_gradient
     if smooth and defense.classifier.differentiable:
-        slope = lambda: contract_scores.slopes(jax.random.key(0), defense, images, ids)
+        slope = lambda: contract_gradients.slopes(jax.random.key(0), defense, images, ids)
         rate, wanted = len(ids) / _seconds(slope), _GRADIENTS_WANTED
         said += f" and {rate:,.0f} gradients"
     minutes = wanted / rate / 60

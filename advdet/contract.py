@@ -3,7 +3,8 @@
 `advdet.check` runs them on a detector of yours, the tests run them on every detector that ships.
 A check looks at one promise of `Detector` or `Classifier`; where it is not kept, the finding says
 what to change. Checks take what they look at and never fit, load or attack anything. Those of the
-classifier, of the detector as a value and of its fit are here; `contract_scores` has the others.
+classifier, of the detector as a value and of its fit are here; `contract_scores` and
+`contract_gradients` have the others.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import toy_detectors
 import toys
 
 import advdet
-from advdet import contract, contract_scores, defenses
+from advdet import contract, contract_gradients, contract_scores, defenses
 from advdet.detectors import NoDetector
 from advdet.types import Batch, Classifier
 from experiments import check as command
@@ -69,7 +69,7 @@ by_image = lambda check: lambda d: check(guarded(d), BATCH.images)
 by_id = lambda check: lambda d: check(guarded(d), BATCH.images, BATCH.ids)
 score_shape = by_image(contract_scores.score_shape)
 randomness = by_image(contract_scores.score_randomness)
-mates, gradient = by_id(contract_scores.score_batch_mates), by_id(contract_scores.gradient)
+mates, gradient = by_id(contract_scores.score_batch_mates), by_id(contract_gradients.gradient)
 RANDOM, NO_SLOPE = dict(random=True), dict(differentiable=False)
 numpy_state = np.random.RandomState(0)
 
@@ -288,7 +288,7 @@ def test_native_thresholds_and_logits_that_are_wrong_are_found():
     assert "probabilities" in logits(lambda k, x: jax.nn.softmax(x)).said
     assert "shape [12, 9]" in logits(lambda k, x: x[:, 1:]).said
     assert "not finite" in logits(lambda k, x: jnp.log(x)).said
-    assert contract_scores.gradient(guarded(NoDetector()), BATCH.images, BATCH.ids).level == "ok"
+    assert contract_gradients.gradient(guarded(NoDetector()), BATCH.images, BATCH.ids).level == "ok"
 
 
 def test_p_values_that_are_none_are_found():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 
-from advdet import contract, contract_scores, defenses, fits, nets
+from advdet import contract, contract_gradients, contract_scores, defenses, fits, nets
 from advdet.detectors import DETECTORS, Dropout, from_spec, learning, name_of
 from advdet.detectors.dropout import uncertainty
 from advdet.splits import Splits
@@ -134,7 +134,7 @@ def test_a_set_gets_a_p_value(scene):
 def test_gradients_are_finite_and_right_by_finite_differences(name, scene):
     images = batch(6, 6, 0)
     defense = scene(name)[0].defense
-    found = contract_scores.gradient(defense, images.images, images.ids)
+    found = contract_gradients.gradient(defense, images.images, images.ids)
     assert_ok(found)
     assert not defense.detector.differentiable or found.value == 0
 
