@@ -20,20 +20,19 @@ def headline(step: Step) -> None:
 
     It is chosen by what the attacker is shown and by draws of his own: the judge's stay unused.
     """
-    plan, done, goal, view = step.plan, step.done, step.goal, step.view
+    plan, done, goal = step.plan, step.done, step.goal
     names = list(done.arrays)
     used = {name: done.records[name]["run"]["settings"]["attack"] for name in names}
     part, path, stored = step.case.cell(plan, "best", used)
     if stored is not None:
         runs.enter(done, "best", path, *stored)
         return
-    ranks = []
+    ranks, shares = [], []
+    everyone = np.ones(len(goal), bool)
     for name in names:
         arrays = done.arrays[name]
-        share = judge(
-            view, arrays["image"], done.clean.ids, goal, targeted=plan.targeted,
-            seed=plan.seed, stream=ATTACKERS_OWN, draws=NUM_OWN_DRAWS,
-        ).success(float(view.threshold))  # fmt: skip
+        share = _own_share(step, arrays["image"], everyone)
+        shares.append(share)
         # Reliable successes first, then mere majorities, then what the attack itself calls one.
         tier = np.where(
             share >= _RELIABLE, 0, np.where(share > 0.5, 1, np.where(arrays["success"], 2, 3))
@@ -49,7 +48,8 @@ def headline(step: Step) -> None:
     }
     attacked = done.arrays[names[0]]["clean_correct"]
     best = names[np.bincount(pick[attacked], minlength=len(names)).argmax()]
-    sign, spent = _again(step, best, found, attacked)
+    reliable = np.stack(shares)[pick, rows] >= _RELIABLE
+    sign, spent = _again(step, best, found, reliable, attacked)
     if spent:
         seconds["again"] = spent
     extra = {"attack": np.array(names)[pick]}
@@ -58,7 +58,17 @@ def headline(step: Step) -> None:
     )
 
 
-def _again(step: Step, name: str, found: AttackResult, attacked: np.ndarray):
+def _own_share(step: Step, images: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """[N] the share of the attacker's own draws that an image passes; 0 but for `rows`."""
+    share = np.zeros(len(rows))
+    share[rows] = judge(
+        step.view, images[rows], step.done.clean.ids[rows], step.goal[rows],
+        targeted=step.plan.targeted, seed=step.plan.seed, stream=ATTACKERS_OWN, draws=NUM_OWN_DRAWS,
+    ).success(float(step.view.threshold))  # fmt: skip
+    return share
+
+
+def _again(step: Step, name: str, found: AttackResult, reliable: np.ndarray, attacked: np.ndarray):
     """The indicator of a second run of an attack, and its seconds; 0 where there was none."""
     case, plan, done = step.case, step.plan, step.done
     nothing = lambda why: (indicators.entry("nearer_again", None, reason=why), 0.0)
@@ -74,7 +84,8 @@ def _again(step: Step, name: str, found: AttackResult, attacked: np.ndarray):
     if not rows.any():
         return nothing("five images would cost over a tenth of the run")
     return reruns.again(
-        name, runs.made(step, name), step.objective, step.view, done.clean, step.goal, found, rows,
+        name, runs.made(step, name), step.objective, step.view, done.clean, step.goal, found,
+        reliable, rows, is_reliable=lambda images: _own_share(step, images, rows) >= _RELIABLE,
         label=f"{case.defense_name}, {name} with its steps doubled, {rows.sum()} images",
         start=lambda variant: runs.start(step, name, variant), seed=plan.seed,
         progress=case.progress,

@@ -313,17 +313,21 @@ def nearer_attack(own: Mapping[str, np.ndarray], others: Mapping[str, Mapping[st
     return entry(name, advantage, advantage > TOLERATED, attack=other, n=int(n))
 
 
-def nearer_again(distance, success, again_distance, again_success, rows: np.ndarray, **more):
+def nearer_again(
+    distance, success, again_distance, again_success, rows: np.ndarray, *, reliable, **more
+):
     """By what share the best attack is nearer with its steps doubled, over images both break.
 
     Args:
       distance, success: [N] of the headline.
-      again_distance, again_success: [N] of the second run.
+      again_distance, again_success: [N] of the second run, its reliable successes alone.
       rows: [N] bool, the images it was given.
+      reliable: [N] bool, images of the headline that pass enough of the attacker's own draws; only
+        these are compared.
       **more: {attack, steps}.
     """
     name = "nearer_again"
-    both = rows & success & again_success
+    both = rows & success & reliable & again_success
     gained = int((rows & again_success & ~success).sum())
     more |= {"images": int(rows.sum()), "n": int(both.sum()), "gained": gained}
     far = _many(gained, int(rows.sum()))

@@ -43,8 +43,10 @@ def again(
     clean: Batch,
     goal: np.ndarray,
     found: AttackResult,
+    reliable: np.ndarray,
     rows: np.ndarray,
     *,
+    is_reliable: Callable[[np.ndarray], np.ndarray],
     label: str,
     start: Callable[..., np.ndarray | None],
     seed: int,
@@ -57,7 +59,10 @@ def again(
       attack, objective, view: what ran.
       clean: [N] all images; goal: [N] their targets.
       found: [N] the headline.
+      reliable: [N] bool, images of the headline that pass enough of the attacker's own draws.
       rows: of `affordable`.
+      is_reliable: takes images [N, H, W, C], returns the same of the second run's, so that both
+        are held to one condition: a random score lets nearer images through now and then.
       label: for the progress line.
       start: as in `cells.attack_in_variants`.
       seed: of the run.
@@ -69,7 +74,7 @@ def again(
         lanes=cells.default_lanes(int(rows.sum())), progress=progress,
     )  # fmt: skip
     sign = indicators.nearer_again(
-        found.distance, found.success, second.distance, second.success, rows, attack=name,
-        steps=int(longer.steps),
+        found.distance, found.success, second.distance, second.success & is_reliable(second.image),
+        rows, reliable=reliable, attack=name, steps=int(longer.steps),
     )  # fmt: skip
     return sign, sum(seconds.values())

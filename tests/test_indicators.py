@@ -108,13 +108,14 @@ def test_another_attack_is_compared_over_images_that_both_break():
 def test_a_second_run_must_not_be_nearer_nor_break_more():
     rows, won, near = first(25), first(20), np.full(_N, 2.0)
     again = lambda distance, success: indicators.nearer_again(
-        near, won, distance, success, rows, attack="ddn", steps=600
+        near, won, distance, success, rows, reliable=~first(2), attack="ddn", steps=600
     )
     same = again(near, won)
     assert (same["value"], same["raised"]) == (0.0, False)
-    assert (same["images"], same["n"], same["gained"], same["steps"]) == (25, 20, 0, 600)
+    assert (same["images"], same["n"], same["gained"], same["steps"]) == (25, 18, 0, 600)
     assert again(0.97 * near, won)["raised"] and not again(0.99 * near, won)["raised"]
     assert not again(near, first(21))["raised"] and again(near, first(22))["raised"]
+    assert again(np.where(first(2), 0.5, 1.0) * near, won)["value"] == 0.0
     assert again(near, ~won)["value"] is None
 
 
