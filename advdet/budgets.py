@@ -214,7 +214,8 @@ def _runs(case: Case, plans: Sequence[Settings]) -> list[tuple]:
     point, images = plan.operating_point, case.splits.test.images[: plan.num_images]
     shown = attacker_view(case.threat_model, case.victim.at(point), case.copy_at(point))
     variants = settings.make_objective(plan, case.defense_name).variants()
-    return [(generic, bare, 1)] + [(v, v.view(shown, images), len(plans)) for v in variants]
+    views = [(v, v.view(shown, images, images), len(plans)) for v in variants]
+    return [(generic, bare, 1), *views]
 
 
 def stated(case: Case, plan: Settings, choice: Choice) -> Case:

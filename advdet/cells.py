@@ -41,7 +41,9 @@ def attack_in_variants(
     attack,
     objective,
     view,
-    *where,
+    batch: Batch,
+    targets: np.ndarray,
+    *,
     start: Callable[..., np.ndarray | None] = lambda variant: None,
     path: Path | None = None,
     **options,
@@ -59,8 +61,8 @@ def attack_in_variants(
         begin = start(variant)
         found, spent = attack_images(
             f"{name} ({number + 1} of {len(variants)})" if many else name, attack, variant,
-            variant.view(view, begin), *where, start=begin, free=variant.free(view), path=own,
-            **options,
+            variant.view(view, begin, batch.images), batch, targets, start=begin,
+            free=variant.free(view), path=own, **options,
         )  # fmt: skip
         parts.append(found)
         seconds = {kind: seconds[kind] + spent[kind] for kind in seconds}

@@ -10,6 +10,7 @@ import numpy as np
 
 from advdet import indicators, metrics, sets
 from advdet.assess import reference_figures
+from advdet.attacks import objectives
 from advdet.claims import (
     CONFIRMED,
     REFUTED,
@@ -166,8 +167,14 @@ def _settled(shown: Seen, adversarial: Judgement, rows: np.ndarray) -> Seen:
 def _goal(evidence: Evidence, shown: Seen, reached) -> Claim:
     """Images that count as having reached the classifier's goal do so in the attacker's view."""
     name, run, arrays = "success, missed", evidence.run, evidence.arrays
-    if run["objective"] != "generic" or run["threat_model"] == "limited_knowledge":
-        return undecided(name, "reached by another objective, or on a copy, not looked at here")
+    if run["threat_model"] == "limited_knowledge":
+        return undecided(name, "reached on a copy, not looked at here")
+    try:
+        kind = objectives.kind_of(run["objective"], run["defense"])
+    except KeyError:
+        return undecided(name, f"there is no objective {run['objective']!r} here")
+    if not kind.defended_label:
+        return undecided(name, "reached on other networks than the defended one")
     if run["threat_model"] == "zero_knowledge":
         success = arrays["success"][:, None, None, None]
         images = np.where(success, arrays["image"], arrays["nearest_miss"])

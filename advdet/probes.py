@@ -87,7 +87,7 @@ def probe(
     if not len(rows) or not found.num_gradients.any():  # to ask where there are none can fail
         return Probe({}, None, differentiable)
     variant = objective.variants()[0]
-    shown, free = variant.view(view, start), variant.free(view)
+    shown, free = variant.view(view, start, clean.images), variant.free(view)
     root = jax.random.fold_in(jax.random.key(seed), _PROBE)
     key_clean, key_end, key_steps = jax.random.split(root, 3)
     ask = lambda key, images: _goals(key, variant, shown, images[rows], targets[rows],

@@ -83,20 +83,23 @@ class Objective:
     # Where attacks begin: at the "image", at what the same attack finds against the bare classifier
     # ("undefended"), or at a natural image that reaches all goals already ("natural").
     begins: ClassVar[str] = "image"
+    # Whether the classifier's goal is the margin of the defended classifier itself.
+    defended_label: ClassVar[bool] = True
 
     def variants(self) -> tuple[Objective, ...]:
         """The objectives to try in turn; the nearest success of each image counts."""
         return (self,)
 
-    def view(self, defense: Defense, first: np.ndarray | None) -> Defense:
+    def view(self, defense: Defense, first: np.ndarray | None, clean: np.ndarray) -> Defense:
         """What the attacker works with of the defence that he is shown.
 
         Args:
           defense: the one shown.
           first: [N, H, W, C] what the same attack finds against the bare classifier, the clean
             image where it finds nothing; None unless it begins "undefended".
+          clean: [N, H, W, C] the images under attack.
         """
-        del first
+        del first, clean
         return defense
 
     def free(self, defense: Defense) -> np.ndarray | None:

@@ -10,6 +10,7 @@ density         for kernel_density: the target's density over all centres
 eot             for dropout: as `paper`, with new masks at every step
 frozen          for input_pca: near-constant pixels are left alone
 stages          for hidden_pca: each stage of the cascade a goal of its own
+jointly         for mmd: as a set no more suspicious than the clean images
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ _FIXED = {  # what a name says beyond the class
 STRONGEST = {
     "input_pca": "frozen",
     "hidden_pca": "stages",
+    "mmd": "jointly",
     "kernel_density": "density",
     "dropout": "quantile",
 }
@@ -165,6 +167,15 @@ def resolve(name: str, defense_name: str, detector) -> str:
     return name
 
 
+def kind_of(name: str, defense_name: str) -> type[Objective]:
+    """The class of the objective of that name (already resolved)."""
+    return OBJECTIVES[_plain(name, defense_name)]
+
+
+def _plain(name: str, defense_name: str) -> str:
+    return PAPER[defense_name] if name == "paper" else name
+
+
 def make(name: str, defense_name: str, *, seed: int, targeted: bool, **settings) -> Objective:
     """The objective of that name (already resolved), with its settings.
 
@@ -178,8 +189,7 @@ def make(name: str, defense_name: str, *, seed: int, targeted: bool, **settings)
     Raises:
       InputError: a setting that this objective does not have.
     """
-    plain = PAPER[defense_name] if name == "paper" else name
-    kind = OBJECTIVES[plain]
+    plain, kind = _plain(name, defense_name), kind_of(name, defense_name)
     known = {field.name for field in dataclasses.fields(kind)}
     known -= set(_FIXED.get(plain, {})) | {"form"}
     if "mask_seed" in known:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from advdet.attacks.goals import Goals, Objective, margin
+from advdet.densities import squared_distances
 from advdet.nets import without_rescaling
 from advdet.statistics import rbf_kernel
 from advdet.types import pytree
@@ -33,6 +34,8 @@ class DropoutNetworks(Objective):
 
     Source: Carlini & Wagner 2017, section 6.1; Athalye et al. 2018 for `fresh`.
     """
+
+    defended_label: ClassVar[bool] = False
 
     mask_seed: int = 0
     share: float = 0.7
@@ -169,8 +172,8 @@ class TwoStages(TargetDensity):
     def variants(self):
         return (self,)
 
-    def view(self, defense, first):
-        del first
+    def view(self, defense, first, clean):
+        del first, clean
         labels = np.asarray(defense.fitted["labels"])
         order = np.random.RandomState(int(self.mask_seed)).permutation(len(labels))
         of_class = [order[labels[order] == c][: self.num_centres] for c in np.unique(labels)]
@@ -229,52 +232,39 @@ class Stages(Objective):
 @pytree
 @dataclasses.dataclass(frozen=True)
 class JointlyOverSet(Objective):
-    """For MMD: the images are to fit in among the training images as a set.
+    """For MMD: the images are to be as little suspicious as a set as the clean ones are.
 
     The squared MMD of a set is the mean over it of the witness, mean k(., set) - mean k(., training
-    images), minus the same mean over the training images. The set is what the attack finds against
-    the bare classifier; with it fixed, each image stands for itself: its goal is a witness at or
-    below one level for all, the highest at which the mean over the set comes down to that of the
-    training images. So the images that stick out most are moved, and the others left alone.
+    images), less the same mean over the training images. The set is what the attack finds against
+    the bare classifier. With it fixed each image stands for itself: its witness is to come down to
+    that of its clean original, which is the nearest of the clean images. So all images give up the
+    little that they have in common, and what is left of their changes differs from one to the next
+    and goes under in the mean. To move the few that stick out most does worse: it takes more
+    distance, and the moved ones stick out anew.
 
     Source: this project's; the paper needed no attack here (section 5.1).
     """
 
     begins: ClassVar[str] = "undefended"
 
-    def view(self, defense, first):
-        reference = jnp.asarray(defense.fitted["reference"])
-        others = jnp.asarray(first).reshape(len(first), -1)
-        count = len(reference)
-        sigma2 = defense.detector.sigma2
-        within = jnp.sum(rbf_kernel(reference, reference, sigma2), axis=1) - 1.0
-        across = rbf_kernel(reference, others, sigma2)
-        witness = jnp.mean(across, axis=1) - within / (count - 1)
-        own = jnp.mean(rbf_kernel(others, others, sigma2), axis=1) - jnp.mean(across, axis=0)
-        added = {"others": others, "level": _capped_to_mean(own, jnp.mean(witness))}
-        scale = jnp.maximum(jnp.std(witness), 1e-6)
+    def view(self, defense, first, clean):
+        others, originals = (jnp.asarray(a).reshape(len(a), -1) for a in (first, clean))
+        levels = _witness(defense, others, originals)
+        added = {"others": others, "originals": originals, "levels": levels}
+        scale = jnp.maximum(jnp.std(levels), 1e-6)
         return dataclasses.replace(defense, fitted={**defense.fitted, **added}, scale=scale)
 
     def __call__(self, key, defense, image, target):
         logits = defense.logits(key, image[None])[0]
         classifier = margin(logits, target, self.targeted)[None] + self.confidence
-        fitted, point = defense.fitted, image.reshape(1, -1)
-        near = lambda rows: jnp.mean(rbf_kernel(point, rows, defense.detector.sigma2), axis=1)
-        excess = near(fitted["others"]) - near(fitted["reference"]) - fitted["level"][None]
-        excess = excess + self.detector_margin
+        fitted, point = defense.fitted, image.reshape(-1)
+        own = jnp.argmin(squared_distances(jax.lax.stop_gradient(point), fitted["originals"]))
+        witness = _witness(defense, fitted["others"], point[None])
+        excess = witness - fitted["levels"][own][None] + self.detector_margin
         return Goals(classifier, excess, jnp.concatenate([classifier, excess / defense.scale]))
 
 
-def _capped_to_mean(values: jax.Array, mean: jax.Array) -> jax.Array:
-    """The level [] at which values [N] are to be cut off for their mean to be a given one.
-
-    It is their largest where their mean is no higher as it is.
-    """
-    ordered, count = jnp.sort(values), len(values)
-    below = jnp.concatenate([jnp.zeros(1, values.dtype), jnp.cumsum(ordered)[:-1]])
-    left = count - jnp.arange(count, dtype=values.dtype)
-    # Cut at the k-th smallest, all from there on are equal: k values below it, count - k at it.
-    means = (below + left * ordered) / count
-    first = jnp.argmax(means > mean)  # the first at which the mean is too high already
-    level = (mean * count - below[first]) / left[first]
-    return jnp.where(means[-1] <= mean, ordered[-1], level)
+def _witness(defense, others: jax.Array, points: jax.Array) -> jax.Array:
+    """[N] by how much points [N, D] are nearer, by the kernel, to a set than to training images."""
+    near = lambda rows: jnp.mean(rbf_kernel(points, rows, defense.detector.sigma2), axis=1)
+    return near(others) - near(defense.fitted["reference"])

@@ -4,13 +4,14 @@ Idea: a two-sample test. If a set of images is adversarial, it does not come fro
 of the training images, and a kernel statistic shows that. One image alone cannot be judged.
 
 What the attacker adds: in the paper nothing, since the attack on the undefended classifier is not
-found. Here, by `--objective=jointly`, each image is also kept from sticking out of the set.
+found. Here (objective `jointly`) each image also keeps down to its clean original's share of the
+statistic, for little more distance.
 
 Why it fails: adversarial images near natural ones differ little from them in the kernel's eyes; the
 paper's sets of 100 (MNIST) or even 10,000 (CIFAR-10) are not told from natural ones. How far that
-holds depends on the number of training images compared with: against 100 of them the test finds
-few sets of 100 on MNIST, against 1,000 most. Where a set is rejected, a natural set from the test
-split is the control: the splits themselves may differ.
+holds without the addition depends on the number of training images compared with: against 100 the
+test finds few sets of 100 on MNIST, against 1,000 most. Where a set is rejected, a natural set from
+the test split is the control: the splits themselves may differ.
 
 Source: Carlini & Wagner 2017, section 5.1; Grosse et al. 2017 (arXiv 1702.06280); Gretton et al.
 2012.
