@@ -45,27 +45,44 @@ def attack_in_variants(
     targets: np.ndarray,
     *,
     start: Callable[..., np.ndarray | None] = lambda variant: None,
+    elsewhere: Callable[..., np.ndarray] | None = None,
     path: Path | None = None,
+    only: np.ndarray | None = None,
     **options,
 ) -> tuple[AttackResult, dict[str, float]]:
     """Attacks with each variant of an objective; the nearest success of each image counts.
 
     Args: as those of `attack_images`; `view` is the defence that the attacker is shown, of which
       each variant makes what it works with, and `start` takes a variant and gives its start.
-      Variants keep partial files of their own.
+      Images on which all variants fail are attacked once more, by the first of them, from where
+      `elsewhere` says, which takes a variant as well. Each keeps a partial file of its own.
     """
     variants, parts, seconds = objective.variants(), [], {"compile": 0.0, "run": 0.0}
-    for number, variant in enumerate(variants):
-        many = len(variants) > 1
-        own = path and (variant_path(path, number) if many else path)
-        begin = start(variant)
+    shown = [variant.view(view, start(variant), batch.images) for variant in variants]
+
+    def run(number, label, own, begin, rows):
+        variant = variants[number]
         found, spent = attack_images(
-            f"{name} ({number + 1} of {len(variants)})" if many else name, attack, variant,
-            variant.view(view, begin, batch.images), batch, targets, start=begin,
-            free=variant.free(view), path=own, **options,
+            label, attack, variant, shown[number], batch, targets, start=begin,
+            free=variant.free(view), path=own, only=rows, **options,
         )  # fmt: skip
         parts.append(found)
-        seconds = {kind: seconds[kind] + spent[kind] for kind in seconds}
+        for kind in seconds:
+            seconds[kind] += spent[kind]
+
+    many = len(variants) > 1
+    for number, variant in enumerate(variants):
+        own = path and (variant_path(path, number) if many else path)
+        label = f"{name} ({number + 1} of {len(variants)})" if many else name
+        run(number, label, own, start(variant), only)
+    lost = ~np.any([part.success for part in parts], axis=0)
+    lost &= True if only is None else only
+    if elsewhere is not None and lost.any():
+        begin = elsewhere(variants[0])
+        lost &= (begin != batch.images).any(axis=(1, 2, 3))
+        if lost.any():
+            own = path and variant_path(path, len(variants))
+            run(0, f"{name}, once more from natural images", own, begin, lost)
     distances = np.stack([np.where(part.success, part.distance, np.inf) for part in parts])
     pick, rows = distances.argmin(axis=0), np.arange(distances.shape[1])
     nearest = AttackResult(*(np.stack(field)[pick, rows] for field in zip(*parts)))

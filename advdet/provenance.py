@@ -78,6 +78,8 @@ def run_part(
             "attack": attack_settings,
         },
     }
+    if surrogate is not None:  # see `runs`
+        hashed["settings"]["failures_begin_anew"] = "natural"
     if type(defense.detector) not in DETECTORS.values():  # its code may be another by now
         hashed["answers"] = [
             shown and answers(shown, splits.test.images) for shown in (defense, surrogate)

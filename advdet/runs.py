@@ -72,8 +72,9 @@ def one_attack(step: Step, name: str) -> None:
             )
         found, seconds = cells.attack_in_variants(
             f"{case.defense_name}, {name}", attack, step.objective, step.view, done.clean,
-            step.goal, start=lambda variant: start(step, name, variant), seed=plan.seed,
-            lanes=plan.lanes, path=path, resume=case.resume, progress=case.progress,
+            step.goal, start=lambda variant: start(step, name, variant),
+            elsewhere=_elsewhere(step, name), seed=plan.seed, lanes=plan.lanes, path=path,
+            resume=case.resume, progress=case.progress,
         )  # fmt: skip
     why = "not compared yet"
     more = {"nearer_attack": indicators.entry("nearer_attack", None, reason=why)}
@@ -89,17 +90,33 @@ def made(step: Step, name: str):
 
 def start(step: Step, name: str, variant: Objective) -> np.ndarray | None:
     """Where an attack with a variant of the objective begins; None for the clean images."""
-    case, done, known = step.case, step.done, (name, variant.begins)
+    known = name, variant.begins
     if variant.begins == "image":
         return None
     if known not in step.starts and variant.begins == "undefended":
         step.starts[known] = _first_stage(step, name, made(step, name))
     elif known not in step.starts:
-        half = "attacker" if case.threat_model == "limited_knowledge" else "full"
-        step.starts[known] = starts.natural(
-            variant, step.view, case.splits.half(half).train, done.clean, step.goal
-        )
+        step.starts[known] = _natural(step, variant)
     return step.starts[known]
+
+
+def _natural(step: Step, variant: Objective) -> np.ndarray:
+    """[N, H, W, C] natural images of the attacker's that reach the goals of a variant."""
+    limited = step.case.threat_model == "limited_knowledge"
+    known = step.case.splits.half("attacker" if limited else "full").train
+    return starts.natural(variant, step.view, known, step.done.clean, step.goal)
+
+
+def _elsewhere(step: Step, name: str):
+    """Where an attack on a copy begins anew on images that it fails on; None where it does not.
+
+    What transfers asks for more confidence than the way from many a clean image leads to.
+    """
+    begins = {variant.begins for variant in step.objective.variants()}
+    limited = step.case.threat_model == "limited_knowledge"
+    if not limited or "natural" in begins or name not in indicators.MINIMAL_DISTANCE:
+        return None
+    return lambda variant: _natural(step, variant)
 
 
 def _first_stage(step: Step, name: str, attack) -> np.ndarray:
@@ -147,7 +164,7 @@ def judge_and_enter(step: Step, name, part, path, found, seconds, ran, more, ext
     arrays |= extra or {}
     if path is not None:
         results.save(path, record, arrays)
-        for number in range(len(step.objective.variants())):
+        for number in range(len(step.objective.variants()) + 1):
             results.drop_partial(cells.variant_path(path, number))
         results.drop_partial(path)
     enter(done, name, path, record, arrays)

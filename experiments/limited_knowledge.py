@@ -2,9 +2,11 @@
 
 Victim and copy come from disjoint halves of the training images. The attack on the copy asks for
 ever more confidence in the label, and for scores ever further below the threshold; each pair is
-judged by the victim at its own threshold. The cheapest pair that reaches 84, 90 and 98 % is chosen
-on one half of the images and reported on the other; so is the pair of which most transfer. C&W is
-run at these. A pair need not be run if it asks for more than one which reaches 98 %, or than one
+judged by the victim at its own threshold. Images on which it fails are attacked again from natural
+images of the wanted class that have that confidence. The cheapest pair that reaches 84, 90 and 98 %
+is chosen on one half of the images and reported on the other; so is the pair of which most
+transfer. The sweep takes DDN with a third of its steps; at the chosen pairs DDN is run with all of
+them, and C&W. A pair need not be run if it asks for more than one which reaches 98 %, or than one
 which the copy itself yields to on fewer images than 84 % and than another pair wins: it is named
 and left out, unless --all_pairs is given.
 
@@ -33,12 +35,13 @@ MARGIN_RATES = flags.DEFINE_list(
     "margin_rates",
     ["0.05", "0.1", "0.2", "0.35", "0.5"],
     "False-positive rates of the copy whose thresholds the score must come below. Where the score "
-    "is a logit, the margin is the confidence instead.",
+    "is a logit, the margin is the confidence instead, and the largest of the rates is tried too.",
 )
 SURROGATE = flags.DEFINE_string(
     "surrogate", None, "The attacker's detector, where it is not the defence itself."
 )
 ALL_PAIRS = flags.DEFINE_bool("all_pairs", False, "Run also pairs that cannot be among the chosen.")
+_FEWEST_STEPS = 30
 LEVELS = (0.84, 0.90, 0.98)
 DEARER, BEYOND = "dearer than one that reaches 98 %", "more than the copy yields to"
 
@@ -48,8 +51,11 @@ def pairs(detector, confidences, rates) -> list[dict]:
     if detector.kind != "score":
         return [{"confidence": c} for c in confidences]
     if detector.logit_score:
-        return [{"confidence": c, "detector_margin": c} for c in confidences]
-    return [{"confidence": c, "margin_rate": q} for q in rates for c in confidences]
+        rates = [max(rates)]
+        equal = [{"confidence": c, "detector_margin": c} for c in confidences]
+    else:
+        equal = []
+    return equal + [{"confidence": c, "margin_rate": q} for q in rates for c in confidences]
 
 
 def transferred(arrays, rows) -> tuple[float, float | None]:
@@ -89,7 +95,9 @@ def needless(pair: dict, tried: list[tuple[dict, dict | None]]) -> str | None:
     """
     known = [transferred(arrays, _half(arrays, 0))[0] for _, arrays in tried if arrays]
     for other, arrays in tried:
-        if arrays is None or any(other[word] > pair[word] for word in other):
+        if arrays is None or other.keys() != pair.keys():
+            continue
+        if any(other[word] > pair[word] for word in other):
             continue
         rows = _half(arrays, 0)
         if transferred(arrays, rows)[0] >= max(LEVELS):
@@ -107,7 +115,7 @@ def _half(arrays, which: int) -> np.ndarray:
 def sweep(
     spec: str, settings: dict, confidences, rates, surrogate_spec: str | None, all_pairs: bool
 ) -> dict:
-    """Runs the pairs with DDN, then C&W at the chosen ones.
+    """Runs the pairs with a short DDN, then DDN and C&W at the chosen ones.
 
     Args:
       spec: of the defence.
@@ -143,7 +151,8 @@ def sweep(
         whys[len(found)] = None if all_pairs else needless(pair, before)
         return whys[len(found)] is not None
 
-    done = advdet.sweep(tried, detector, attack="ddn", command=command, skip=skip, **settings)
+    short = {**settings, "steps": settings["steps"] or _few_steps(settings["preset"])}
+    done = advdet.sweep(tried, detector, attack="ddn", command=command, skip=skip, **short)
     runs = [each and each.arrays["ddn"] for each in done]
     rows = [
         _row(pair, each and each.records["ddn"], whys[index])
@@ -152,12 +161,12 @@ def sweep(
     chosen = {f"{level:g}": cheapest(runs, level) for level in LEVELS} | {"most": most(runs)}
     indices = sorted({index for index in chosen.values() if index is not None})
     own = dict(zip(indices, advdet.sweep(
-        [tried[index] for index in indices], detector, attack="carlini_wagner", command=command,
-        **settings,
+        [tried[index] for index in indices], detector, attack="all", command=command, **settings,
     )))  # fmt: skip
 
     def told(index):
-        transfer, distance = transferred(runs[index], _half(runs[index], 1))
+        arrays = own[index].arrays["ddn"]
+        transfer, distance = transferred(arrays, _half(arrays, 1))
         by_cw = _row(tried[index], own[index].records["carlini_wagner"])
         return {**tried[index], "transfer": transfer, "mean_l2": distance, "carlini_wagner": by_cw}
 
@@ -167,6 +176,14 @@ def sweep(
     return {
         "schema": 1, "kind": "transfer", "run": run, "rows": rows, "levels": levels, "most": best
     }  # fmt: skip
+
+
+def _few_steps(preset: str) -> int:
+    """A third of DDN's steps in a preset."""
+    from advdet.attacks import presets
+
+    steps = presets.settings("ddn", preset, channels=1, defense="none")["steps"]
+    return max(_FEWEST_STEPS, steps // 3)
 
 
 def _row(pair: dict, record: dict | None, left_out: str | None = None) -> dict:

@@ -35,7 +35,8 @@ def test_pairs_are_those_of_the_defence_s_kind():
     pairs = lambda detector: limited_knowledge.pairs(detector, confidences, rates)
     assert pairs(Corrector()) == [{"confidence": 0.0}, {"confidence": 5.0}]
     assert pairs(Logit()) == [
-        {"confidence": 0.0, "detector_margin": 0.0}, {"confidence": 5.0, "detector_margin": 5.0}
+        {"confidence": 0.0, "detector_margin": 0.0}, {"confidence": 5.0, "detector_margin": 5.0},
+        {"confidence": 0.0, "margin_rate": 0.5}, {"confidence": 5.0, "margin_rate": 0.5},
     ]  # fmt: skip
     both = pairs(toys.LinearScore())
     assert len(both) == 4 and {"confidence": 5.0, "margin_rate": 0.5} in both
@@ -89,6 +90,8 @@ def test_a_pair_that_cannot_be_the_cheapest_is_needless():
         assert ask(pair(15, 0.1), given) == ask(pair(10, 0.2), given) == why
         assert ask(pair(5, 0.2), given) is None  # asks for less of the one
         assert ask(pair(15, 0.05), given) is None
+    equal = {"confidence": 10, "detector_margin": 10}, found(1.0, 1.0)
+    assert ask(pair(15, 0.1), [equal]) is None  # margins told in two ways are not compared
     assert ask(pair(15, 0.1), [poor]) is None  # more may transfer than the half that do so far
     assert ask(pair(15, 0.2), [(pair(10, 0.1), found(0.97, 0.97)), (pair(0, 0.1), None)]) is None
     wrong = found(1.0, 0.8) | {"clean_correct": np.arange(100) < 50}  # of those right, all yield
