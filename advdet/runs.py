@@ -125,8 +125,9 @@ def _first_stage(step: Step, name: str, attack) -> np.ndarray:
     if case.threat_model == "limited_knowledge":  # the baseline is the victim's
         found, _ = cells.attack_images(
             f"{case.defense_name}, {name}, first stage", attack,
-            Generic(targeted=plan.targeted), undefended(step.view.classifier), done.clean,
-            step.goal, seed=plan.seed, lanes=plan.lanes, progress=case.progress,
+            Generic(targeted=plan.targeted, confidence=plan.confidence),
+            undefended(step.view.classifier), done.clean, step.goal, seed=plan.seed,
+            lanes=plan.lanes, progress=case.progress,
         )  # fmt: skip
         success, image = found.success, found.image
     else:

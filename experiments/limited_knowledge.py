@@ -165,10 +165,13 @@ def sweep(
     )))  # fmt: skip
 
     def told(index):
-        arrays = own[index].arrays["ddn"]
+        arrays, records = own[index].arrays["ddn"], own[index].records
         transfer, distance = transferred(arrays, _half(arrays, 1))
-        by_cw = _row(tried[index], own[index].records["carlini_wagner"])
-        return {**tried[index], "transfer": transfer, "mean_l2": distance, "carlini_wagner": by_cw}
+        by_ddn, by_cw = (_row(tried[index], records[n]) for n in ("ddn", "carlini_wagner"))
+        told_of = {"transfer": transfer, "mean_l2": distance, "carlini_wagner": by_cw}
+        if "sets_rejected" in by_ddn:
+            told_of["sets_rejected"] = by_ddn["sets_rejected"]
+        return {**tried[index], **told_of}
 
     levels = {name: None if index is None else told(index) for name, index in chosen.items()}
     best = levels.pop("most")
@@ -191,8 +194,10 @@ def _row(pair: dict, record: dict | None, left_out: str | None = None) -> dict:
         return {**pair, "left_out": left_out}
     point = record["run"]["operating_point"]
     rates = record["attack"]["success_rate"]
+    sets = record["sets"]
     return {
         **pair,
+        **({"sets_rejected": sets["adversarial"]["rejected"]} if sets else {}),
         "detector_margin": record["run"]["settings"]["detector_margin"],
         "on_surrogate": record["attack"]["own_success_rate"],
         "transfer": rates["misclassified" if point == "none" else point],
@@ -208,7 +213,9 @@ def show(result: dict) -> str:
 
     percent, number = report.percent, report.number
     head = ("confidence", "margin", "at", "on the copy", "transfer", "95 %", "mean L2")
-    lines = [head]
+    of_sets = any("sets_rejected" in row for row in result["rows"])
+    lines = [(*head, "sets told") if of_sets else head]
+    told = lambda row: (percent(row.get("sets_rejected")),) if of_sets else ()
     left_out = {}
     for row in result["rows"]:
         rate = row.get("margin_rate")
@@ -220,6 +227,7 @@ def show(result: dict) -> str:
             f"{row['confidence']:g}", f"{row['detector_margin']:.3g}", at,
             percent(row["on_surrogate"]), percent(row["transfer"]),
             report.span(row["interval"], lambda v: f"{100 * v:.1f}"), number(row["mean_l2"]),
+            *told(row),
         ))  # fmt: skip
     text = ["", *report.aligned(lines), ""]
     for why, pairs_ in left_out.items():
@@ -236,6 +244,7 @@ def show(result: dict) -> str:
             f"{percent(chosen['transfer'])} of the other half at mean L2 "
             f"{number(chosen['mean_l2'])}; C&W there: {percent(own['transfer'])} at "
             f"{number(own['mean_l2'])} (all images)"
+            + (f"; sets told apart: {percent(chosen['sets_rejected'])}" if of_sets else "")
         )
     return "\n".join(text) + "\n"
 

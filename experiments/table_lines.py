@@ -94,7 +94,9 @@ def transfer_line_of(path: Path, result: dict[str, Any]) -> Line:
         levels.append(
             f"{report.percent(chosen['transfer'])} at L2 {report.number(chosen['mean_l2'])}, "
             f"k {chosen['confidence']:g}"
-        )
+            + (f", sets told {report.percent(chosen['sets_rejected'])}"
+               if "sets_rejected" in chosen else "")
+        )  # fmt: skip
     own = result["most"]["carlini_wagner"]
     last = f"{report.percent(own['transfer'])} at L2 {report.number(own['mean_l2'])}"
     point = "" if run["operating_point"] == "none" else run["operating_point"]

@@ -112,3 +112,17 @@ def test_what_was_left_out_is_named_in_the_table():
     assert "most: confidence 5, margin 1: 70.0 % of the other half" in text
     assert f"left out, {why}: 10 at 10 %, 15 at 10 %" in text
     assert len([line for line in text.splitlines() if "99.0 %" in line]) == 1
+
+
+def test_whether_sets_are_told_apart_stands_beside_what_transfers():
+    row = {"confidence": 5.0, "detector_margin": 0.0, "on_surrogate": 1.0, "transfer": 0.99,
+           "interval": [0.9, 1.0], "mean_l2": 2.0, "n": 9, "sets_rejected": 0.35}  # fmt: skip
+    own = {"detector_margin": 0.0, "transfer": 0.5, "mean_l2": 3.0, "sets_rejected": 1.0}
+    best = {"confidence": 5.0, "transfer": 0.7, "mean_l2": 2.0, "carlini_wagner": own,
+            "sets_rejected": 0.45}  # fmt: skip
+    text = limited_knowledge.show({"rows": [row], "levels": {"0.84": None}, "most": best})
+    lines = text.splitlines()
+    assert lines[1].split()[-2:] == ["sets", "told"] and lines[2].endswith("35.0 %")
+    assert lines[-1].endswith("; sets told apart: 45.0 %")
+    del row["sets_rejected"], best["sets_rejected"]
+    assert "told" not in limited_knowledge.show({"rows": [row], "levels": {}, "most": best})
