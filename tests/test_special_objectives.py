@@ -10,6 +10,8 @@ import toys
 
 from advdet import cells, starts
 from advdet.attacks import CarliniWagner
+from advdet.attacks.ddn import DDN
+from advdet.attacks.goals import Objective
 from advdet.attacks.objectives import make, resolve
 from advdet.attacks.special_objectives import (
     Combined,
@@ -164,6 +166,39 @@ def test_of_several_variants_the_nearest_success_of_each_image_counts(tmp_path):
     kept = [cells.results.partial_path(cells.variant_path(tmp_path / "record.json", k))
             for k in range(3)]  # fmt: skip
     assert all(path.exists() for path in kept)
+
+
+def test_images_on_which_an_attack_fails_begin_anew_elsewhere():
+    net = toys.network()
+    images = toys.digits(count=6)
+    batch = Batch(images, toys.predicted(net, images), np.arange(6, dtype=np.int32))
+    targets = toys.wrong_targets(net, images)
+    bare = toys.guarded(net, Plain())
+    run = lambda attack, **more: cells.attack_in_variants(
+        "toy", attack, Objective(), bare, batch, targets, seed=0, lanes=3, progress=False, **more
+    )[0]  # fmt: skip
+    far = run(DDN(steps=200))
+    assert far.success.all()
+    one_look = DDN(steps=1)
+    assert not run(one_look).success.any()
+    starts = np.where((np.arange(6) < 4)[:, None, None, None], far.image, images)
+    asked = []
+    only = np.arange(6) != 1
+    found = run(one_look, only=only, elsewhere=lambda variant: asked.append(variant) or starts)
+    np.testing.assert_array_equal(found.success, [True, False, True, True, False, False])
+    np.testing.assert_array_equal(found.image[found.success], far.image[found.success])
+    np.testing.assert_array_equal(found.image[4:], images[4:])
+    np.testing.assert_array_equal(found.num_gradients, [2, 0, 2, 2, 1, 1])
+    assert asked == [Objective()]
+    whole = run(DDN(steps=200), elsewhere=lambda variant: pytest.fail("nothing was lost"))
+    np.testing.assert_array_equal(whole.image, far.image)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(Detector):
+    """Flags nothing."""
+
+    kind = "none"
 
 
 # ---- kernel density
