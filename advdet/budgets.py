@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from advdet import cells, reruns, settings
+from advdet import cells, indicators, reruns, settings, starts
 from advdet.attacks import driver, presets
 from advdet.attacks.objectives import Generic
 from advdet.cases import Case
@@ -213,10 +213,13 @@ def _runs(case: Case, plans: Sequence[Settings]) -> list[tuple]:
         return [(generic, bare, len(plans))]
     point, images = plan.operating_point, case.splits.test.images[: plan.num_images]
     shown = attacker_view(case.threat_model, case.victim.at(point), case.copy_at(point))
-    variants = settings.make_objective(plan, case.defense_name).variants()
-    views = [(v, v.view(shown, images, images), len(plans)) for v in variants]
-    if case.threat_model == "limited_knowledge":  # images that fail begin anew
-        views.append(views[0])
+    objective = settings.make_objective(plan, case.defense_name)
+    variants = objective.variants()
+    times = [len(plans)] * len(variants)
+    minimal = any(name in indicators.MINIMAL_DISTANCE for name in plan.attacks)
+    if starts.again(case.threat_model, objective, minimal):  # at most all images
+        times[0] *= 2
+    views = [(v, v.view(shown, images, images), often) for v, often in zip(variants, times)]
     return [(generic, bare, 1), *views]
 
 

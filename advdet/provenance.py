@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from advdet import checkpoints, nets, results
+from advdet import checkpoints, indicators, nets, results, starts
 from advdet.defenses import Defense, classify_images, score_images
 from advdet.detectors import DETECTORS
 from advdet.detectors.function import Held
@@ -78,7 +78,7 @@ def run_part(
             "attack": attack_settings,
         },
     }
-    if surrogate is not None:  # see `runs`
+    if starts.again(threat_model, objective, indicators.is_minimal(hashed)):
         hashed["settings"]["failures_begin_anew"] = "natural"
     if type(defense.detector) not in DETECTORS.values():  # its code may be another by now
         hashed["answers"] = [

@@ -108,13 +108,9 @@ def _natural(step: Step, variant: Objective) -> np.ndarray:
 
 
 def _elsewhere(step: Step, name: str):
-    """Where an attack on a copy begins anew on images that it fails on; None where it does not.
-
-    What transfers asks for more confidence than the way from many a clean image leads to.
-    """
-    begins = {variant.begins for variant in step.objective.variants()}
-    limited = step.case.threat_model == "limited_knowledge"
-    if not limited or "natural" in begins or name not in indicators.MINIMAL_DISTANCE:
+    """Where an attack begins anew on images that it fails on; None where it does not."""
+    minimal = name in indicators.MINIMAL_DISTANCE
+    if not starts.again(step.case.threat_model, step.objective, minimal):
         return None
     return lambda variant: _natural(step, variant)
 

@@ -12,6 +12,21 @@ from advdet.types import Batch
 _MOST = 5000  # natural images that are looked at
 
 
+def again(threat_model: str, objective: Objective, minimal: bool) -> bool:
+    """Whether images on which an attack fails are attacked once more, from natural ones.
+
+    On a copy only: what transfers asks for more confidence than the way from many a clean image
+    leads to.
+
+    Args:
+      threat_model: what the attacker knows.
+      objective: his.
+      minimal: whether the attack has no radius.
+    """
+    begins = {variant.begins for variant in objective.variants()}
+    return threat_model == "limited_knowledge" and minimal and "natural" not in begins
+
+
 def natural(
     objective: Objective, view: Defense, known: Batch, clean: Batch, goal: np.ndarray
 ) -> np.ndarray:
