@@ -371,5 +371,18 @@ def test_a_natural_start_is_the_nearest_image_that_reaches_the_goals(density, ta
 def test_the_density_is_attacked_from_both_sides_and_the_nearest_success_counts(density):
     one, other = TargetDensity(confidence=1.0, detector_margin=0.5).variants()
     assert (one.begins, other.begins) == ("image", "natural")
-    assert dataclasses.asdict(one) == dataclasses.asdict(other)
-    assert other.variants() == (other,)
+    assert dataclasses.replace(other, natural=0) == one
+    assert one.variants() == (one,) and other.variants() == (other,)
+
+
+def test_any_objective_can_begin_at_natural_images_too():
+    for name, defense in (("generic", "binary"), ("quantile", "dropout"), ("stages", "hidden_pca")):
+        made = make(name, defense, seed=0, targeted=True, natural=1, confidence=2.0)
+        assert [variant.begins for variant in made.variants()] == ["image", "natural"]
+        assert {variant.confidence for variant in made.variants()} == {2.0}
+    cuts = make("frozen", "input_pca", seed=0, targeted=True, natural=1).variants()
+    assert len(cuts) == 6 and {cut.begins for cut in cuts} == {"image", "natural"}
+    with pytest.raises(InputError, match="natural must be 0"):
+        make("jointly", "mmd", seed=0, targeted=True, natural=1)
+    with pytest.raises(InputError, match="natural must be 0, 1 or 2, not 3"):
+        make("generic", "binary", seed=0, targeted=True, natural=3)

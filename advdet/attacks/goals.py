@@ -74,29 +74,38 @@ class Objective:
       confidence: logit margin asked for beyond the decision.
       detector_margin: how far below the threshold the score must come, in the score's own units.
       targeted: towards the target class, or away from the true one.
+      natural: where attacks begin. 0: where this objective does; 1: there, and a second time at the
+        nearest natural image that reaches all goals already; 2: at the latter alone.
     """
 
     confidence: float = 0.0
     detector_margin: float = 0.0
     targeted: bool = dataclasses.field(default=True, metadata={"static": True})
+    natural: int = dataclasses.field(default=0, metadata={"static": True}, kw_only=True)
 
-    # Where attacks begin: at the "image", at what the same attack finds against the bare classifier
-    # ("undefended"), or at a natural image that reaches all goals already ("natural").
-    begins: ClassVar[str] = "image"
+    # Where attacks begin unless at natural images: at the "image", or at what the same attack finds
+    # against the bare classifier ("undefended").
+    origin: ClassVar[str] = "image"
     # Whether the classifier's goal is the margin of the defended classifier itself.
     defended_label: ClassVar[bool] = True
 
+    @property
+    def begins(self) -> str:
+        """Where attacks begin: at the "image", at an "undefended" success, or a "natural" image."""
+        return "natural" if self.natural == 2 else self.origin
+
     def variants(self) -> tuple[Objective, ...]:
         """The objectives to try in turn; the nearest success of each image counts."""
-        return (self,)
+        if self.natural != 1:
+            return (self,)
+        return tuple(dataclasses.replace(self, natural=where) for where in (0, 2))
 
     def view(self, defense: Defense, first: np.ndarray | None, clean: np.ndarray) -> Defense:
         """What the attacker works with of the defence that he is shown.
 
         Args:
           defense: the one shown.
-          first: [N, H, W, C] what the same attack finds against the bare classifier, the clean
-            image where it finds nothing; None unless it begins "undefended".
+          first: [N, H, W, C] where it begins; None where that is the clean image.
           clean: [N, H, W, C] the images under attack.
         """
         del first, clean

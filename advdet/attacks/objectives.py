@@ -11,6 +11,9 @@ eot             for dropout: as `paper`, with new masks at every step
 frozen          for input_pca: near-constant pixels are left alone
 stages          for hidden_pca: each stage of the cascade a goal of its own
 jointly         for mmd: as a set no more suspicious than the clean images
+
+All but the last take the setting `natural=1` (`--objective=generic:natural=1`): attacks then begin
+a second time, at the nearest natural image that reaches the goals as it is.
 """
 
 from __future__ import annotations
@@ -199,4 +202,6 @@ def make(name: str, defense_name: str, *, seed: int, targeted: bool, **settings)
     for setting, value in settings.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{setting} must be a finite number, not {value}")
+    if (natural := settings.get("natural", 0)) not in (0, 1, 2):
+        raise InputError(f"natural must be 0, 1 or 2, not {natural}")
     return kind(targeted=targeted, **_FIXED.get(plain, {}), **settings)

@@ -13,7 +13,7 @@ from advdet.attacks.goals import Goals, Objective, margin
 from advdet.densities import squared_distances
 from advdet.nets import without_rescaling
 from advdet.statistics import rbf_kernel
-from advdet.types import pytree
+from advdet.types import InputError, pytree
 
 
 @pytree
@@ -125,9 +125,7 @@ class TargetDensity(Objective):
     Source: Carlini & Wagner 2017, section 5.2; the second start is this project's.
     """
 
-    def variants(self):
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return (self, FromNatural(**fields))
+    natural: int = dataclasses.field(default=1, metadata={"static": True}, kw_only=True)
 
     def excess(self, key, defense, image, target):
         if not self.targeted:
@@ -136,17 +134,6 @@ class TargetDensity(Objective):
             defense.fitted, defense.classifier, image[None], target
         )
         return score[0] - defense.threshold
-
-
-@pytree
-@dataclasses.dataclass(frozen=True)
-class FromNatural(TargetDensity):
-    """`TargetDensity` from a natural image that is of the class aimed at and dense enough."""
-
-    begins: ClassVar[str] = "natural"
-
-    def variants(self):
-        return (self,)
 
 
 @pytree
@@ -164,13 +151,11 @@ class TwoStages(TargetDensity):
     Source: Carlini & Wagner 2017, section 5.2 (random centres; the released code takes the first).
     """
 
-    begins: ClassVar[str] = "undefended"
+    origin: ClassVar[str] = "undefended"
 
     mask_seed: int = 0
+    natural: int = dataclasses.field(default=0, metadata={"static": True}, kw_only=True)
     num_centres: int = dataclasses.field(default=100, metadata={"static": True})
-
-    def variants(self):
-        return (self,)
 
     def view(self, defense, first, clean):
         del first, clean
@@ -205,9 +190,8 @@ class FrozenPixels(Objective):
     cut: float = 0.0
 
     def variants(self):
-        if self.cut:
-            return (self,)
-        return tuple(dataclasses.replace(self, cut=cut) for cut in self.CUTS)
+        starts, cuts = super().variants(), (self.cut,) if self.cut else self.CUTS
+        return tuple(dataclasses.replace(one, cut=cut) for cut in cuts for one in starts)
 
     def free(self, defense):
         return np.asarray(defense.fitted["std"]) >= self.cut
@@ -245,7 +229,11 @@ class JointlyOverSet(Objective):
     Source: this project's; the paper needed no attack here (section 5.1).
     """
 
-    begins: ClassVar[str] = "undefended"
+    origin: ClassVar[str] = "undefended"
+
+    def __post_init__(self):
+        if self.natural:
+            raise InputError("the set that images hide in is the plain attack's: natural must be 0")
 
     def view(self, defense, first, clean):
         others, originals = (jnp.asarray(a).reshape(len(a), -1) for a in (first, clean))
