@@ -209,12 +209,12 @@ def test_the_scene_s_splits_are_disjoint():
 # ---- dropout
 
 
-def test_uncertainty_is_the_variance_of_the_softmax_summed_over_classes(rng):
+def test_uncertainty_is_the_variance_of_the_softmax_as_a_mean_over_classes(rng):
     draws = rng.dirichlet(np.ones(10), (30, 4)).astype(np.float32)
     wide = draws.astype(np.float64)
-    by_squares = np.sum(np.mean(wide**2, 0) - np.mean(wide, 0) ** 2, axis=-1)
+    by_squares = np.mean(np.mean(wide**2, 0) - np.mean(wide, 0) ** 2, axis=-1)
     np.testing.assert_allclose(uncertainty(jnp.asarray(draws)), by_squares, rtol=1e-5)
-    np.testing.assert_allclose(uncertainty(jnp.asarray(draws)), wide.var(0).sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(uncertainty(jnp.asarray(draws)), wide.var(0).mean(-1), rtol=1e-5)
 
 
 def test_uncertainty_of_networks_that_agree_is_zero_and_never_below():
@@ -224,7 +224,16 @@ def test_uncertainty_of_networks_that_agree_is_zero_and_never_below():
 
 def test_two_networks_that_disagree_are_as_uncertain_as_by_hand():
     draws = jnp.array([[1.0, 0.0], [0.0, 1.0]])
-    assert uncertainty(draws) == 0.5
+    assert uncertainty(draws) == 0.25
+
+
+def test_the_paper_s_threshold_belongs_to_the_mean_over_ten_classes():
+    """Networks of which few disagree pass at 0.02, half of them do not; by the sum both fail."""
+    eye = np.eye(10, dtype=np.float32)
+    mixed = lambda count: np.stack([eye[3]] * (30 - count) + [eye[7]] * count)
+    few, half = (uncertainty(jnp.asarray(mixed(count))) for count in (2, 15))
+    tau = Dropout().native_threshold(())
+    assert few < tau < half and 10 * few > tau
 
 
 def test_dropout_finds_images_between_two_classes_more_suspicious():
