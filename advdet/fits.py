@@ -29,7 +29,8 @@ def facts_of(detector: Detector, name: str, **others: Any) -> dict[str, Any]:
       name: its name in `DETECTORS`.
       **others: data, classifier, adversarial images, seed.
     """
-    return {"defense": name, "detector": dataclasses.asdict(detector), **others}
+    revised = {"revision": detector.revision} if detector.revision else {}
+    return {"defense": name, "detector": dataclasses.asdict(detector), **revised, **others}
 
 
 def file_name(facts: dict[str, Any]) -> str:

@@ -80,6 +80,8 @@ def run_part(
     }
     if starts.again(threat_model, objective, indicators.is_minimal(hashed)):
         hashed["settings"]["failures_begin_anew"] = "natural"
+    if starts.looks_for_natural(threat_model, objective, indicators.is_minimal(hashed)):
+        hashed["settings"]["natural_images"] = starts.HELD_OUT
     if type(defense.detector) not in DETECTORS.values():  # its code may be another by now
         hashed["answers"] = [
             shown and answers(shown, splits.test.images) for shown in (defense, surrogate)

@@ -102,8 +102,7 @@ def start(step: Step, name: str, variant: Objective) -> np.ndarray | None:
 
 def _natural(step: Step, variant: Objective) -> np.ndarray:
     """[N, H, W, C] natural images of the attacker's that reach the goals of a variant."""
-    limited = step.case.threat_model == "limited_knowledge"
-    known = step.case.splits.half("attacker" if limited else "full").train
+    known = starts.held_out(step.case.splits, step.case.threat_model == "limited_knowledge")
     return starts.natural(variant, step.view, known, step.done.clean, step.goal)
 
 

@@ -7,8 +7,10 @@ import numpy as np
 
 from advdet.attacks.objectives import Objective
 from advdet.defenses import Defense, classify_images, score_images
+from advdet.splits import Splits
 from advdet.types import Batch
 
+HELD_OUT = ("select", "threshold")  # the splits whose images no detector keeps
 _MOST = 5000  # natural images that are looked at
 
 
@@ -23,8 +25,35 @@ def again(threat_model: str, objective: Objective, minimal: bool) -> bool:
       objective: his.
       minimal: whether the attack has no radius.
     """
-    begins = {variant.begins for variant in objective.variants()}
-    return threat_model == "limited_knowledge" and minimal and "natural" not in begins
+    return threat_model == "limited_knowledge" and minimal and not _asks_for_natural(objective)
+
+
+def looks_for_natural(threat_model: str, objective: Objective, minimal: bool) -> bool:
+    """Whether natural images are looked for at all; arguments as those of `again`."""
+    return _asks_for_natural(objective) or again(threat_model, objective, minimal)
+
+
+def _asks_for_natural(objective: Objective) -> bool:
+    return "natural" in {variant.begins for variant in objective.variants()}
+
+
+def held_out(splits: Splits, limited: bool) -> Batch:
+    """Natural images that the attacker has and that no detector keeps.
+
+    Never training images: a detector that remembers those takes each for itself (a kernel density
+    has its full height at a centre), so that one may pass where nothing beside it would. Nor test
+    images, which are attacked.
+
+    Args:
+      splits: the data, all of it.
+      limited: whether he has a half of his own and no more.
+
+    Returns:
+      [N] the selection images, then those that thresholds are set on.
+    """
+    known = splits.half("attacker" if limited else "full")
+    parts = [getattr(known, split) for split in HELD_OUT]
+    return Batch(*(np.concatenate([np.asarray(part) for part in both]) for both in zip(*parts)))
 
 
 def natural(

@@ -40,6 +40,13 @@ def flat(fitted):
     return checkpoints._flatten(fitted)
 
 
+def test_a_fit_of_an_earlier_revision_is_not_taken_up(monkeypatch):
+    before = fits.file_name(facts())
+    monkeypatch.setattr(Dropout, "revision", 1)
+    assert fits.file_name(facts()) != before
+    assert facts()["revision"] == 1
+
+
 def test_a_fit_comes_back_as_it_was(tmp_path):
     path = fits.save(tmp_path / "a.npz", tree(), facts())
     back = fits.load(path)

@@ -1,6 +1,7 @@
 """Objectives made for one defence, against arithmetic by hand."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,11 @@ import numpy as np
 import pytest
 import toys
 
-from advdet import cells, starts
+from advdet import cells, runs, starts
 from advdet.attacks import CarliniWagner
 from advdet.attacks.ddn import DDN
 from advdet.attacks.goals import Objective
-from advdet.attacks.objectives import make, resolve
+from advdet.attacks.objectives import Generic, make, resolve
 from advdet.attacks.special_objectives import (
     Combined,
     FrozenPixels,
@@ -22,7 +23,9 @@ from advdet.attacks.special_objectives import (
     TwoStages,
 )
 from advdet.detectors import Detector, from_spec
-from advdet.types import Batch, InputError, pytree
+from advdet.detectors.kernel_density import KernelDensity
+from advdet.splits import Splits
+from advdet.types import Batch, FitData, InputError, pytree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,6 +369,51 @@ def test_a_natural_start_is_the_nearest_image_that_reaches_the_goals(density, ta
         np.testing.assert_array_equal(start, nearest)
     nothing = starts.natural(TargetDensity(confidence=1e6), view, known, clean, goal)
     np.testing.assert_array_equal(nothing, clean.images)
+
+
+def splits_with_training_images():
+    """Toy digits, with training images."""
+    draw = lambda seed, count: (toys.digits(seed, count), np.arange(count) % toys.CLASSES)
+    return Splits.from_arrays(train=draw(1, 60), clean=draw(2, 80), test=draw(3, 12))
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_natural_images_are_none_that_a_detector_keeps(limited):
+    splits = splits_with_training_images()
+    known = starts.held_out(splits, limited)
+    half = splits.half("attacker") if limited else splits
+    for split in (splits.train, splits.test):
+        assert not np.isin(known.ids, split.ids).any()
+    wanted = np.concatenate([half.select.ids, half.threshold.ids])
+    np.testing.assert_array_equal(known.ids, wanted)
+    assert len(known.images) == len(known.labels) == len(wanted) > 0
+
+
+def test_a_run_starts_at_no_centre_of_the_density():
+    """A centre has its full height at itself, and nothing near it need have any."""
+    net, splits = toys.network(), splits_with_training_images()
+    fitted = from_spec("kernel_density:sigma=0.01").fit(
+        jax.random.key(0), net, FitData(splits.train, splits.select)
+    )
+    view = toys.guarded(net, KernelDensity(sigma=0.01), fitted, 1e6)
+    clean = splits.test
+    step = SimpleNamespace(
+        case=SimpleNamespace(splits=splits, threat_model="perfect_knowledge"), view=view,
+        done=SimpleNamespace(clean=clean), goal=np.asarray(clean.labels),
+    )  # fmt: skip
+    found = runs._natural(step, TargetDensity(targeted=False))
+    moved = (found != clean.images).any(axis=(1, 2, 3))
+    assert moved.any()
+    for start in found[moved]:
+        assert not (start == splits.train.images).all(axis=(1, 2, 3)).any()
+
+
+def test_where_natural_images_come_from_is_part_of_what_was_run():
+    ask = starts.looks_for_natural
+    plain, density = Generic(), TargetDensity()
+    assert ask("perfect_knowledge", density, True) and ask("perfect_knowledge", density, False)
+    assert ask("limited_knowledge", plain, True) and not ask("limited_knowledge", plain, False)
+    assert not ask("perfect_knowledge", plain, True)
 
 
 def test_the_density_is_attacked_from_both_sides_and_the_nearest_success_counts(density):

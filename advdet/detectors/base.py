@@ -30,6 +30,8 @@ class Detector:
       random: whether `score` uses its key; the judge then draws several times.
       logit_score: whether the score is a logit, so that a margin in it means what one in the
         classifier's logits does.
+      revision: raised where the same hyperparameters learn something else than before; fits kept
+        from before are then not taken up.
 
     A detector of kind "set" defines `p_value(key, fitted, classifier, images) -> []` and
     `set_size`, the number of images in a tested set.
@@ -41,6 +43,7 @@ class Detector:
     surrogate_gradient: ClassVar[bool] = False
     random: ClassVar[bool] = False
     logit_score: ClassVar[bool] = False
+    revision: ClassVar[int] = 0
 
     def fit(self, key: jax.Array, classifier: Classifier, data: FitData) -> PyTree:
         """Learns what the detector needs from clean (and adversarial) images.
