@@ -87,6 +87,7 @@ def assess(
             defense,
             found.image[rows & found.success],
             test.images[len(goal) : len(goal) + _REFERENCE_IMAGES],
+            clean.images[rows & found.success],
         ),
         baseline=baseline,
         checks=records.Checks(probe(labelled.wanted), alone, more),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import inputs, provenance, results, settings, training
+from advdet import inputs, provenance, results, sets, settings, training
 from advdet.assess import reference_figures
 from advdet.defenses import Defense, FittedDefense
 from advdet.detectors import Detector
@@ -140,6 +140,7 @@ def prepare(
         inputs.accuracy_warning(classifier, splits),
         inputs.few_clean_warning(splits),
         inputs.dark_warning(splits),
+        sets.few_sets_warning(detector, plan.num_images),
     )
     for warning in filter(None, warnings if progress else ()):
         print(f"warning: {warning}", file=sys.stderr, flush=True)

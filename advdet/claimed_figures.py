@@ -229,17 +229,24 @@ def _sets(evidence: Evidence, reached) -> list[Claim]:
         "adversarial": evidence.arrays["image"][reached & evidence.arrays["success"]],
         "clean": evidence.built.splits.test.images[first : first + _REFERENCE_IMAGES],
     }
-    size = min(defense.detector.set_size, *map(len, images.values()))
-    found = [compare("sets.size", stored and stored["size"], size if size >= 2 else None)]
-    if size < 2 or stored is None:
+    size = sets.size_of(defense.detector, *images.values())
+    found = [compare("sets.size", stored and stored["size"], size)]
+    if size is None or stored is None:
         return found
-    for number, (name, rows) in enumerate(images.items()):
+    if "originals" not in stored:
+        return [*found, undecided("sets", "the sets of this record overlap, as none are drawn now")]
+    images["originals"] = evidence.clean.images[reached & evidence.arrays["success"]]
+    for number, (name, rows) in zip((0, 1, 0), images.items()):
         p = sets.p_values_of(evidence.run["seed"], number, defense, rows, size)
         limits = (sets.LEVEL - _P_ERROR, sets.LEVEL + _P_ERROR)
-        rejected = Range(*(float(np.mean(p < limit)) for limit in limits))
+        told, rejected = stored[name]["told"], Range(*(float(np.mean(p < x)) for x in limits))
+        ends = metrics.wilson(told, len(p)) if len(p) >= sets.FEWEST_FOR_INTERVAL else None
         middle = Range(float(np.median(p)) - _P_ERROR, float(np.median(p)) + _P_ERROR)
         found.append(compare(f"sets.{name}.rejected", stored[name]["rejected"], rejected))
         found.append(compare(f"sets.{name}.median_p", stored[name]["median_p"], middle))
+        found.append(compare(f"sets.{name}.sets", stored[name]["sets"], len(p)))
+        found.append(compare(f"sets.{name}.told", told, stored[name]["rejected"] * len(p)))
+        found += compare_ends(f"sets.{name}.interval", stored[name]["interval"], ends)
     return found
 
 

@@ -133,10 +133,10 @@ def bandwidth(
     """The bandwidth that tells the classes apart best.
 
     The mean log density is taken for each pair (class of the points, class of the centres); the
-    best of `BANDWIDTHS` has the largest mean over the K pairs of equal classes minus the sum over the
-    others divided by K^2, as the paper's script has it: it blanks the diagonal of its 10 x 10 table
-    and takes the mean over all 100 cells, where the mean over the 90 pairs would weigh the others
-    by a ninth more. The floor of 1e-30 on densities is part of the method: without it this
+    best of `BANDWIDTHS` has the largest mean over the K pairs of equal classes minus the sum over
+    the others divided by K^2, as the paper's script has it: it blanks the diagonal of its 10 x 10
+    table and takes the mean over all 100 cells, where the mean over the 90 pairs would weigh the
+    others by a ninth more. The floor of 1e-30 on densities is part of the method: without it this
     difference grows without end as the bandwidth shrinks.
 
     Args:

@@ -46,6 +46,9 @@ _ADVICE = {
     "nearer_again": "The search has not settled: raise steps, or take the preset thorough.",
     "constant_score": "The detector gives every image the same score: look at its fit and inputs.",
 }
+BROKEN, INVALID = "broken", "evaluation invalid"
+NOT_BROKEN = "not broken by these attacks at this budget"
+TOO_FEW_SETS = "too few sets to say"  # whether half of them are told
 TOLERATED = 0.02  # of images or of a distance: less is taken for chance
 _SHARE_WITHOUT_GRADIENT = 0.1
 _FEWEST_SUMS = 3  # of fewer images equal sums say nothing
@@ -85,14 +88,19 @@ def verdict(
     Args:
       interval: 95 % interval of success at the point aimed at.
       indicators: of the record.
-      sets: of the record of a detector of kind "set"; then half of the sets must pass, too.
+      sets: of the record of a detector of kind "set"; then half of the sets must pass, too, for
+        which there must be enough of them.
     """
     if any(sign["raised"] and sign["invalidates"] for sign in indicators.values()):
-        return "evaluation invalid"
-    caught = sets is not None and sets["adversarial"]["interval"][1] > 0.5
-    if interval is not None and interval[0] >= 0.5 and not caught:
-        return "broken"
-    return "not broken by these attacks at this budget"
+        return INVALID
+    if interval is None or interval[0] < 0.5:
+        return NOT_BROKEN
+    if sets is None:
+        return BROKEN
+    low, high = sets["adversarial"]["interval"] or (0.0, 1.0)
+    if low <= 0.5 < high:
+        return TOO_FEW_SETS
+    return NOT_BROKEN if low > 0.5 else BROKEN
 
 
 def is_minimal(run: Mapping[str, Any]) -> bool:

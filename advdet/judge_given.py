@@ -105,8 +105,10 @@ def judge_given(
     if defense.detector.kind == "set":
         others = ~np.isin(splits.test.ids, ids)
         control = splits.test.images[others][:_CONTROL_IMAGES]
-        fooling = pair.adversarial[attacked & after.wanted]
-        figures["sets"] = assess_sets(seed, defense, fooling, control)
+        fooling = attacked & after.wanted
+        figures["sets"] = assess_sets(
+            seed, defense, pair.adversarial[fooling], control, clean.images[fooling]
+        )
     return figures, arrays
 
 

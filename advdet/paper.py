@@ -64,8 +64,10 @@ def figures(record: dict[str, Any]) -> dict[str, float | None]:
         record["detection"],
         record["run"]["operating_point"],
     )
-    sets = record.get("sets") or {}
+    sets = (record.get("sets") or {}).get("adversarial", {})
     measured = {"reversed": detection["reversed"]} if "reversed" in detection else {}
+    if "interval" not in sets or sets["interval"]:  # else too few sets for a rate
+        measured["rejection"] = sets.get("rejected")
     return measured | {
         "success_rate": attack["success_rate"]["misclassified" if point == "none" else point],
         "mean_l2": attack["mean_l2"],
@@ -73,7 +75,6 @@ def figures(record: dict[str, Any]) -> dict[str, float | None]:
         "detection": detection["true_positive_rate"]["native"],
         "false_positive_rate": record["clean"]["false_positive_rate"]["native"],
         "correction": (record["correction"] or {}).get("target_broken"),
-        "rejection": sets.get("adversarial", {}).get("rejected"),
     }
 
 

@@ -65,16 +65,16 @@ def _corrections(records):
 
 
 def _sets(records):
-    rows = [("sets rejected", "set size", "adversarial", "median p", "clean", "median p")]
+    rows = [("sets rejected", "set size", "adversarial", "median p", "originals", "median p",
+             "other clean", "median p")]  # fmt: skip
     for record in records:
         sets = record.get("sets")
         if sets is None:
             continue
         rows.append((
             f"confidence {record['run']['settings']['confidence']:g}", str(sets["size"]),
-            report.percent(sets["adversarial"]["rejected"]),
-            report.number(sets["adversarial"]["median_p"]),
-            report.percent(sets["clean"]["rejected"]), report.number(sets["clean"]["median_p"]),
+            *(text for name in ("adversarial", "originals", "clean") for text in (
+                report.sets_told(sets[name]), report.number(sets[name]["median_p"]))),
         ))  # fmt: skip
     return report.aligned(rows)
 

@@ -123,11 +123,15 @@ def table(name: str, dataset: str, figures: dict) -> str:
             lines.append("fewer than two images fool the classifier: no set to test")
         else:
             lines.append(
-                f"{sets['draws']} sets of {sets['size']} images that fool: "
-                f"{report.percent(sets['adversarial']['rejected'])} rejected, median p "
-                f"{sets['adversarial']['median_p']:.3g}; clean ones: "
-                f"{report.percent(sets['clean']['rejected'])}, {sets['clean']['median_p']:.3g}"
+                f"sets of {sets['size']} images that fool: "
+                f"{report.sets_told(sets['adversarial'])} rejected, median p "
+                f"{sets['adversarial']['median_p']:.3g}; of their clean originals: "
+                f"{report.sets_told(sets['originals'])}, {sets['originals']['median_p']:.3g}; of "
+                f"other clean ones: {report.sets_told(sets['clean'])}, "
+                f"{sets['clean']['median_p']:.3g}"
             )
+            if sets["adversarial"]["reason"]:
+                lines.append(sets["adversarial"]["reason"])
     elif kind == "none":
         lines.append("the undefended classifier: nothing is flagged")
     return "\n".join(lines) + "\n"

@@ -25,11 +25,28 @@ SIZES = flags.DEFINE_list(
 DRAWS = flags.DEFINE_integer(
     "draws",
     20,
-    "Tests for each size up to 1,000, fewer of larger sets; one where all images are used.",
+    "At most so many tests of each size up to 1,000, fewer of larger sets; no two share an image.",
     lower_bound=1,
 )
-_LEVEL = 0.05
 _FULL = 1000  # images; above, the cost of a test grows with the square of the size
+
+
+def disjoint(seed: int, images: np.ndarray, reference: np.ndarray, size: int, most: int):
+    """Pairs of sets [size, D] to be tested, none of which shares a row with another.
+
+    Args:
+      seed: of the order in which they are taken.
+      images, reference: [N, D] and [M, D] the two sides, at least `size` of each.
+      size: of a set.
+      most: pairs, where the size is at most 1,000; fewer of larger ones, since the cost of a test
+        grows with the square of its size.
+    """
+    rng = np.random.RandomState(seed)
+    rows, others = (rng.permutation(len(side)) for side in (images, reference))
+    wanted = max(1, most * min(_FULL, size) // size)
+    for number in range(min(wanted, len(images) // size, len(reference) // size)):
+        part = slice(number * size, (number + 1) * size)
+        yield images[rows[part]], reference[others[part]]
 
 
 def main() -> None:
@@ -38,7 +55,7 @@ def main() -> None:
     from tqdm import tqdm
 
     import advdet
-    from advdet import detectors, metrics, results
+    from advdet import detectors, results, sets
     from advdet.statistics import mmd_test_in_chunks
     from experiments import report
 
@@ -63,23 +80,13 @@ def main() -> None:
     sizes = [int(size) for size in evaluation.numbers("sizes", SIZES.value)]
     jobs = [(size, name) for size in sizes for name in sides if len(sides[name]) >= size]
     for number, (size, name) in enumerate(tqdm(jobs, desc="sets", disable=None)):
-        draws = 1
-        if 2 * size <= len(sides[name]):
-            draws = max(1, DRAWS.value * min(_FULL, size) // size)
         p_values = []
-        for draw in range(draws):
-            rng = np.random.RandomState(1000 * number + draw)
-            x = sides[name][rng.permutation(len(sides[name]))[:size]]
-            y = reference[rng.permutation(len(reference))[:size]]
+        for draw, (x, y) in enumerate(disjoint(number, sides[name], reference, size, DRAWS.value)):
             key = jax.random.fold_in(jax.random.key(settings["seed"]), 1000 * number + draw)
             test = mmd_test_in_chunks(key, x, y, detector.sigma2, detector.num_permutations)
             p_values.append(float(test.p_value))
-        rejected = float(np.mean(np.array(p_values) < _LEVEL))
-        found.append({
-            "size": size, "side": name, "draws": draws, "rejected": rejected,
-            "interval": metrics.wilson(rejected * draws, draws),
-            "median_p": float(np.median(p_values)),
-        })  # fmt: skip
+        told = sets.told_of(np.array(p_values))
+        found.append({"size": size, "side": name, "draws": told["sets"], **told})
     rows = [("set", "size", "tests", "rejected", "95 %", "median p")]
     for row in found:
         limits = report.span(row["interval"], lambda v: f"{100 * v:.0f}")
@@ -88,7 +95,7 @@ def main() -> None:
                 row["side"],
                 str(row["size"]),
                 str(row["draws"]),
-                report.percent(row["rejected"]),
+                report.sets_told(row),
                 limits,
                 report.number(row["median_p"]),
             )
@@ -97,7 +104,7 @@ def main() -> None:
         "\n".join(
             [
                 "",
-                f"{subject.DEFENSE.value} on {splits.name}: p < {_LEVEL:g}",
+                f"{subject.DEFENSE.value} on {splits.name}: p < {sets.LEVEL:g}",
                 "",
                 *report.aligned(rows),
                 "",

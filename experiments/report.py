@@ -159,15 +159,30 @@ def _correction(correction):
     )
 
 
+_SETS = {"adversarial": "adversarial images", "originals": "the clean images they were made from",
+         "clean": "other clean images"}  # fmt: skip
+
+
+def sets_told(part) -> str:
+    """How many sets are told, of how many; of records with overlapping sets, the share alone."""
+    if "told" not in part:
+        return percent(part["rejected"])
+    return f"{part['told']} of {part['sets']}"
+
+
 def _sets(sets):
-    for name in ("adversarial", "clean"):
+    for name, what in _SETS.items():
+        if name not in sets:
+            continue
         part = sets[name]
-        limits = span(part["interval"], lambda v: f"{100 * v:.0f}")
+        limits = span(part["interval"], lambda v: f"{100 * v:.0f}") if part["interval"] else ""
         yield (
-            f"sets of {sets['size']} {name} images told from training images (p < {sets['level']:g}"
-            f"): {percent(part['rejected'])} {limits} of {sets['draws']}; median p "
-            f"{part['median_p']:.3f}"
+            f"sets of {sets['size']} of {what} told from training images (p < {sets['level']:g}): "
+            + " ".join(filter(None, (sets_told(part), limits)))
+            + f"; median p {part['median_p']:.3f}"
         )
+    if reason := sets["adversarial"].get("reason"):
+        yield reason
 
 
 def _verdict(record):

@@ -162,8 +162,8 @@ def _flagged(record, figure) -> str:
     if record["correction"] is not None:
         return f"corrects {report.percent(record['correction']['target_broken'])}"
     if record.get("sets") is not None:
-        sets = [record["sets"][name]["rejected"] for name in ("adversarial", "clean")]
-        return f"sets {' / '.join(map(report.percent, sets))}"
+        sets = [record["sets"][name] for name in ("adversarial", "clean")]
+        return f"sets {' / '.join(map(report.sets_told, sets))}"
     point = record["run"]["operating_point"]
     if point == "none":
         return "-"

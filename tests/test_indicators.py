@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import toys
 
-from advdet import indicators, metrics, probes, records, reruns
+from advdet import indicators, metrics, probes, records, reruns, sets
 from advdet.assess import _with_noise
 from advdet.attacks.base import AttackResult
 from advdet.attacks.objectives import Generic
@@ -147,11 +147,19 @@ def test_the_verdict_heeds_flags_that_invalidate_and_no_others(interval, flags, 
     assert changed["verdict"] == "evaluation invalid" and record["verdict"] == "?"
 
 
-def test_sets_that_are_caught_are_not_broken():
-    sets = lambda low, high: {"adversarial": {"rejected": 0.0, "interval": [low, high]}}
-    assert indicators.verdict([0.9, 1.0], {}, sets(0.0, 0.16)) == "broken"
-    for caught in (sets(0.84, 1.0), sets(0.3, 0.7)):
-        assert indicators.verdict([0.9, 1.0], {}, caught).startswith("not broken")
+@pytest.mark.parametrize(
+    ("told", "count", "said"),
+    [
+        (0, 20, "broken"), (0, 4, "broken"), (20, 20, "not broken"), (4, 4, "not broken"),
+        (0, 1, "too few sets"), (1, 1, "too few sets"), (0, 3, "too few sets"),
+        (10, 20, "too few sets"),
+    ],
+)  # fmt: skip
+def test_the_verdict_on_sets_needs_sets_that_say_something(told, count, said):
+    p_values = np.where(np.arange(count) < told, 0.01, 0.5)
+    drawn = {"adversarial": sets.told_of(p_values)}
+    assert indicators.verdict([0.9, 1.0], {}, drawn).startswith(said)
+    assert indicators.verdict([0.3, 0.6], {}, drawn).startswith("not broken")
 
 
 def test_two_images_are_too_few_to_tell_probabilities_by_their_sum():

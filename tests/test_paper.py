@@ -259,6 +259,8 @@ def test_the_figures_of_a_record():
     record["detection"]["reversed"] = 0.2
     changed = {"success_rate": 0.9, "correction": 0.8, "rejection": 0.05, "reversed": 0.2}
     assert paper.figures(record) == wanted | changed
+    record["sets"] = {"adversarial": {"rejected": 0.0, "interval": None}}  # of one set
+    assert "rejection" not in paper.figures(record)
     del record["sets"]  # a record from before there were set tests
     assert paper.figures(record)["rejection"] is None
 
