@@ -11,7 +11,7 @@ import toy_detectors
 import toys
 
 import advdet
-from advdet import given_images, metrics
+from advdet import given_images, metrics, sets
 from advdet.defenses import FittedDefense
 from advdet.detectors import from_spec
 from advdet.judge_given import judge_given
@@ -109,6 +109,11 @@ def test_correctors_and_sets_say_what_they_are(scene):
     figures, _ = judged(scene, detector, {}, reference)
     assert figures["points"] == {} and figures["sets"] is None  # no other test images for control
     assert "judges sets of images" in command.table("mmd", "toy", figures)
+    one, three = (sets.told_of(np.full(count, 0.01)) for count in (1, 3))
+    figures["sets"] = {"size": 3, "draws": 1, "level": 0.05, "adversarial": one, "clean": three,
+                       "originals": one}  # fmt: skip
+    text = command.table("mmd", "toy", figures)
+    assert "1 of 1 rejected" in text and "3 of 3" in text and "too few for an interval" in text
     figures, _ = judged(scene, from_spec("none"), {})
     assert figures["mean_l2"] > 0
     assert "nothing is flagged" in command.table("none", "toy", figures)
