@@ -24,7 +24,9 @@ _REFERENCE = flags.DEFINE_bool(
 )
 _MARKDOWN = flags.DEFINE_string("markdown", None, "Write the table to this file, too.")
 _COPY_REFERENCE = flags.DEFINE_string(
-    "copy_reference", None, "Copy the JSON of all records shown (not their arrays) to this folder."
+    "copy_reference",
+    None,
+    "Copy the JSON of all records shown, and the images of the headlines, to this folder.",
 )
 REFERENCE = Path(__file__).parent / "reference"
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from advdet import results
 from advdet.results import SCHEMA
 from advdet.types import InputError
 from experiments.table_lines import (
@@ -119,7 +120,9 @@ def markdown(blocks: list[Block]) -> str:
 
 
 def copy_records(lines: list[Line], folder: Path, target: Path) -> int:
-    """Copies the JSON of the lines that are shown, in the same layout.
+    """Copies the JSON of the lines that are shown, in the same layout, and the headlines' images.
+
+    Of other records the JSON alone is kept, with the digest of their arrays that it holds.
 
     Args:
       lines: from `read`.
@@ -134,9 +137,12 @@ def copy_records(lines: list[Line], folder: Path, target: Path) -> int:
     """
     if target.resolve() == folder.resolve():
         raise InputError(f"--copy_reference={target} is the folder that is read; name another")
-    shown = [line.path for line in lines if line.block is not None]
-    for path in shown:
-        place = target / path.relative_to(folder)
+    shown = [line for line in lines if line.block is not None]
+    for line in shown:
+        place = target / line.path.relative_to(folder)
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
+        images = line.path.with_suffix(".npz")
+        if line.block == "headline" and images.exists():
+            results.copy_compressed(images, place.with_suffix(".npz"))
+        shutil.copyfile(line.path, place)
     return len(shown)

@@ -7,8 +7,10 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from advdet import results
 from advdet.detectors import DETECTORS
 from advdet.types import InputError
 from experiments import table_blocks
@@ -309,6 +311,20 @@ def test_records_shown_are_copied_in_their_layout_without_arrays(folder, tmp_pat
     assert warnings == [] and [line.cells for line in again] == [
         line.cells for line in lines if line.block is not None
     ]
+
+
+def test_the_images_of_a_headline_are_copied_and_still_sealed(folder, tmp_path):
+    lines, _ = table_blocks.read(folder)
+    headline = next(line for line in lines if line.block == "headline")
+    record, arrays = json.loads(headline.path.read_text()), {"image": np.zeros((50, 8, 8, 1))}
+    results.save(headline.path, record, arrays)
+    table_blocks.copy_records(lines, folder, tmp_path / "reference")
+    (kept,) = (tmp_path / "reference").rglob("*.npz")
+    assert kept.stat().st_size < headline.path.with_suffix(".npz").stat().st_size / 4
+    np.testing.assert_array_equal(results.load(kept.with_suffix(".json"))[1]["image"], 0)
+    headline.path.with_suffix(".npz").write_bytes(b"PK")
+    with pytest.raises(InputError, match="cannot be copied"):
+        table_blocks.copy_records(lines, folder, tmp_path / "other")
 
 
 def test_the_folder_that_is_read_is_not_copied_onto_itself(folder):
