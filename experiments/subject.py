@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from absl import flags
 
+from experiments import common
+
 DEFENSE = flags.DEFINE_string(
     "defense",
     None,
@@ -14,15 +16,21 @@ DEFENSE = flags.DEFINE_string(
 CLASSIFIER = flags.DEFINE_string(
     "classifier",
     None,
-    "package.module:name of an advdet.Classifier of your own to defend; default: advdet's network "
-    "for the data set.",
+    "package.module:name of an advdet.Classifier of your own to defend, or the .npz that "
+    "`python -m experiments.train --out=...` wrote; default: advdet's network for the data set.",
 )
 
 
 def classifier():
-    """The user's own classifier; None where the flags name none."""
-    from advdet import Classifier, named
+    """The user's own classifier; None where the flags name none.
+
+    Raises:
+      InputError: there is none by that name, or the weights are for another network.
+    """
+    from advdet import Classifier, named, training
 
     if CLASSIFIER.value is None:
         return None
+    if CLASSIFIER.value.endswith(".npz"):
+        return training.load_classifier(CLASSIFIER.value, common.splits())
     return named.instance(CLASSIFIER.value, "the classifier", Classifier)
