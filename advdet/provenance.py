@@ -82,6 +82,9 @@ def run_part(
         hashed["settings"]["failures_begin_anew"] = "natural"
     if starts.looks_for_natural(threat_model, objective, indicators.is_minimal(hashed)):
         hashed["settings"]["natural_images"] = starts.HELD_OUT
+    shown = [defense] if surrogate is None else [defense, surrogate]
+    if any(revisions := [one.detector.revision for one in shown]):
+        hashed["revision"] = revisions  # records from before are not taken for finished ones
     if type(defense.detector) not in DETECTORS.values():  # its code may be another by now
         hashed["answers"] = [
             shown and answers(shown, splits.test.images) for shown in (defense, surrogate)

@@ -250,6 +250,12 @@ def test_each_setting_that_can_change_a_result_changes_the_hash(splits, classifi
     assert found["nothing"] == _hash(splits, classifier, operating_point=0.05, confidence=0)
 
 
+def test_a_record_of_an_earlier_revision_is_not_taken_for_finished(splits, classifier, monkeypatch):
+    before = _hash(splits, classifier)
+    monkeypatch.setattr(detectors.Dropout, "revision", detectors.Dropout.revision + 1)
+    assert _hash(splits, classifier) != before
+
+
 _ARRAYS = {"id": np.arange(3, dtype=np.int32), "image": np.zeros((3, 2, 2, 1), np.float32)}
 
 

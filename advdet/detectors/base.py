@@ -30,8 +30,8 @@ class Detector:
       random: whether `score` uses its key; the judge then draws several times.
       logit_score: whether the score is a logit, so that a margin in it means what one in the
         classifier's logits does.
-      revision: raised where the same hyperparameters learn something else than before; fits kept
-        from before are then not taken up.
+      revision: raised where the same hyperparameters learn something else than before; fits and
+        records kept from before are then not taken up.
 
     A detector of kind "set" defines `p_value(key, fitted, classifier, images) -> []` and
     `set_size`, the number of images in a tested set.
