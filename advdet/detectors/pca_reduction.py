@@ -7,8 +7,10 @@ rather than a detector: it flags nothing.
 What the attacker adds: nothing. The projection is a linear layer in front of the network, and the
 usual attack goes through both.
 
-Why it fails: the network on k components is a network as any other. Distances are largest near
-k = 25, and even there below those of the plain convolutional network.
+Why it fails: the network on k components is a network as any other, and the attack succeeds on it.
+Distances are largest near k = 25. In the paper they are there about three times those of a dense
+network on 784 components, and still below those of the plain convolutional network. Here they are
+1.4 times the former, and a tenth above the latter.
 
 Source: Carlini & Wagner 2017, section 4.2; Bhagoji et al. 2017 (arXiv 1704.02654).
 """
