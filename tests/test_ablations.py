@@ -75,18 +75,21 @@ def test_weights_that_the_user_trained_are_named_by_their_file(cli, tmp_path, sp
     assert ran.status == 2 and "alone" in ran.err and ran.err.count("\n") == 1
 
 
+_OF_DENSITY = {"what the attack believes", "own threshold, all centres", "median, all centres"}
+_OF_BASE = {
+    "shipped classifier", "base", "extra class, to the base", "extra class, to the shipped"
+}  # fmt: skip
+_FEW = ("--defense=outlier_class:epochs=1", "--crafted=120", "--craft_steps=20")
+
+
 @pytest.mark.parametrize(
     ("module", "words", "rows"),
     [
-        ("own_density", ("--defense=kernel_density:sigma=20",),
-         {"what the attack believes", "own threshold, all centres", "median, all centres"}),
-        pytest.param(  # trains two networks, compiles four attacks
-            "outlier_base", ("--defense=outlier_class:epochs=1", "--crafted=120", "--craft_steps=20"),
-            {"shipped classifier", "base", "extra class, to the base", "extra class, to the shipped"},
-            marks=pytest.mark.slow,
-        ),
+        ("own_density", ("--defense=kernel_density:sigma=20",), _OF_DENSITY),
+        # This one trains two networks and compiles four attacks.
+        pytest.param("outlier_base", _FEW, _OF_BASE, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_an_ablation_leaves_its_figures_and_how_to_repeat_them(cli, tmp_path, module, words, rows):
     ran = cli(*_DATA, *words, *_SHORT, f"--results_dir={tmp_path / 'new'}", module=module)
     assert ran.status == 0, ran.err
