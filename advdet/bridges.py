@@ -46,6 +46,7 @@ def torch_classifier(
     std: _Channels = None,
     device: str = "cpu",
     differentiable: bool = True,
+    bounded_logits: bool = False,
 ) -> Classifier:
     """A classifier from a torch module (or function) that gives logits.
 
@@ -59,6 +60,8 @@ def torch_classifier(
         channel. None where the module does that itself, or nothing.
       device: where the module runs.
       differentiable: whether it has useful gradients.
+      bounded_logits: whether its logits lie in [0, 1] by their nature, see
+        `Classifier.from_function`.
 
     Raises:
       InputError: no torch, an unknown layout, a function that uses a module in training mode.
@@ -66,7 +69,7 @@ def torch_classifier(
     ask = _torch_function(
         module, None, "the torch classifier", layout, mean, std, device, False, differentiable
     )
-    return Classifier.from_function(ask)
+    return Classifier.from_function(ask, bounded_logits=bounded_logits)
 
 
 def torch_detector(

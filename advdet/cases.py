@@ -153,6 +153,7 @@ def prepare(
     victim = fit(detector, classifier, half=half)
     for fitted in filter(None, (victim, copy)):
         inputs.check_score(fitted.defense, splits)
+        inputs.check_answers(fitted.defense, splits)
     return Case(
         splits, defense_name, threat_model, classifier, victim, copy,
         plan.seed, results_dir, resume, command, progress,

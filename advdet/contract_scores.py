@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from advdet import metrics
+from advdet import logit_range, metrics
 from advdet.contract import FAULT, OK, WARNING, Finding, hard_images, noise, percent
 from advdet.defenses import Defense, FittedDefense, score_images, threshold_at
 from advdet.types import Batch
@@ -221,9 +221,9 @@ def logits_shape(defense: Defense, images: np.ndarray, num_classes: int) -> Find
     if not np.isfinite(one).all():
         said = f"{np.sum(~np.isfinite(one))} logits are not finite"
         return Finding(name, FAULT, said, "guard logarithms and divisions")
-    if (one >= 0).all() and np.allclose(one.sum(axis=1), 1.0, atol=1e-3):
-        change = "return what goes into the softmax: gradients through it vanish"
-        return Finding(name, FAULT, "probabilities (rows that sum to 1)", change)
+    if why := logit_range.refusal(one, defense.classifier.bounded_logits):
+        said, change = why.split(": ", 1)
+        return Finding(name, FAULT, said, change)
     if not np.array_equal(one, again):
         return Finding(name, FAULT, "two calls with one key differ", "draw from `key` alone")
     return Finding(name, OK, f"[B, {num_classes}] float32, from {one.min():.3g} to {one.max():.3g}")

@@ -162,10 +162,12 @@ class FunctionApply:
       function: images [B, H, W, C] in [0, 1] -> logits [B, K] (or `Outputs`, with features); its
         parameter `key`, where it has one, switches its dropout on.
       differentiable: whether it has useful gradients.
+      bounded_logits: whether its logits lie in [0, 1] by their nature, and are no probabilities.
     """
 
     function: Callable
     differentiable: bool = True
+    bounded_logits: bool = False
 
     def __post_init__(self):
         asked_for(self.function, "logits_fn", ("images",), ("key",))

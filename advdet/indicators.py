@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from advdet import metrics
+from advdet import logit_range, metrics
 from advdet.probes import Probe
 
 MINIMAL_DISTANCE = ("carlini_wagner", "ddn")  # of others, distances say little
@@ -51,7 +51,6 @@ NOT_BROKEN = "not broken by these attacks at this budget"
 TOO_FEW_SETS = "too few sets to say"  # whether half of them are told
 TOLERATED = 0.02  # of images or of a distance: less is taken for chance
 _SHARE_WITHOUT_GRADIENT = 0.1
-_FEWEST_SUMS = 3  # of fewer images equal sums say nothing
 _SHARE_OF_LUCK = 0.1  # of images that a random score may let pass by chance
 
 
@@ -206,20 +205,17 @@ def classifier_goal_missed(met, attacked: np.ndarray, minimal: bool, confidence:
     return entry(name, count / n, _many(count, n))
 
 
-def probabilities(logits: np.ndarray):
+def probabilities(logits: np.ndarray, bounded: bool = False):
     """Share of images [N, K] whose logits look like probabilities, or a multiple of them.
 
-    Raised where all of them lie in [0, 1], or none is negative and all rows have one sum.
+    Args:
+      logits: of the clean images that are attacked.
+      bounded: whether they lie in [0, 1] by their nature, as their author says.
     """
     name = "probabilities"
     if not len(logits):
         return entry(name, None, reason="no image was attacked")
-    bounded = ((logits >= 0) & (logits <= 1)).all(axis=1)
-    sums = logits.sum(axis=1, dtype=np.float64)
-    middle = np.median(sums)
-    shared = (logits >= 0).all(axis=1) & (np.abs(sums - middle) <= 1e-3 * abs(middle))
-    shared &= len(logits) >= _FEWEST_SUMS
-    value = max(float(bounded.mean()), float(shared.mean()))
+    value = logit_range.share_of_probabilities(logits, bounded)
     return entry(name, value, value == 1.0)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from advdet import functions, nets
-from advdet.defenses import Defense, score_images
-from advdet.detectors import DETECTORS
+from advdet import functions, logit_range, nets
+from advdet.defenses import Defense, classify_images, score_images
+from advdet.detectors import DETECTORS, Detector
 from advdet.splits import Splits
 from advdet.types import Classifier, InputError
 
@@ -53,12 +53,8 @@ def check_classifier(classifier: Classifier, splits: Splits) -> None:
         )
     if not np.isfinite(logits).all():
         raise InputError("the classifier's logits are not finite on clean images")
-    if (logits >= 0).all() and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
-        raise InputError(
-            "the classifier returns probabilities (rows that sum to 1), not logits: gradients "
-            "through a softmax vanish and any detector would look strong; return what goes into "
-            "the softmax"
-        )
+    if why := logit_range.refusal(logits, classifier.bounded_logits):
+        raise InputError(f"the classifier {why}")
     check_classifier_is_steady(classifier, images, logits)
 
 
@@ -97,6 +93,21 @@ def check_score(defense: Defense, splits: Splits) -> None:
     images, ids = (x[:_IMAGES] for x in (splits.threshold.images, splits.threshold.ids))
     ask = lambda x: score_images(jax.random.key(0), defense, x, ids)
     _check_steady("the score", ask, images, ask(images))
+
+
+def check_answers(defense: Defense, splits: Splits) -> None:
+    """Refuses a detector from elsewhere that changes the classifier's answer to no logits.
+
+    Raises:
+      InputError: it gives probabilities.
+    """
+    kind = type(defense.detector)
+    if kind in DETECTORS.values() or kind.logits is Detector.logits:
+        return
+    images, ids = (x[:_IMAGES] for x in (splits.threshold.images, splits.threshold.ids))
+    logits = classify_images(jax.random.key(0), defense, images, ids)
+    if why := logit_range.refusal(logits, defense.classifier.bounded_logits):
+        raise InputError(f"the detector's own answer in place of the classifier's {why}")
 
 
 def _check_steady(what: str, ask, images: np.ndarray, before: np.ndarray) -> None:

@@ -23,6 +23,7 @@ class KerasApply:
     model: Any
     mean: _Channels
     std: _Channels
+    bounded_logits: bool = False
 
     def __call__(self, variables: PyTree, images: jax.Array, key: jax.Array | None) -> Outputs:
         if key is not None:
@@ -34,7 +35,9 @@ class KerasApply:
         return Outputs(functions.as_rows("the Keras model", logits, (len(images), None)), {})
 
 
-def keras_classifier(model, *, mean: _Channels = None, std: _Channels = None) -> Classifier:
+def keras_classifier(
+    model, *, mean: _Channels = None, std: _Channels = None, bounded_logits: bool = False
+) -> Classifier:
     """A classifier from a Keras model that gives logits.
 
     Its weights are taken as they are now; it runs in inference mode.
@@ -42,11 +45,14 @@ def keras_classifier(model, *, mean: _Channels = None, std: _Channels = None) ->
     Args:
       model: images [B, H, W, C] -> logits [B, K]; the last layer without softmax.
       mean, std: what images in [0, 1] are normalised by; None where the model does it, or nothing.
+      bounded_logits: whether its logits lie in [0, 1] by their nature, see
+        `Classifier.from_function`.
 
     Raises:
       InputError: no Keras, or not on its JAX backend.
     """
-    return Classifier(_variables(model), KerasApply(model, _hashable(mean), _hashable(std)))
+    apply = KerasApply(model, _hashable(mean), _hashable(std), bounded_logits)
+    return Classifier(_variables(model), apply)
 
 
 def keras_detector(

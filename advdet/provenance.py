@@ -80,6 +80,8 @@ def run_part(
     }
     if starts.again(threat_model, objective, indicators.is_minimal(hashed)):
         hashed["settings"]["failures_begin_anew"] = "natural"
+    if defense.classifier.bounded_logits:
+        hashed["bounded_logits"] = True
     if starts.looks_for_natural(threat_model, objective, indicators.is_minimal(hashed)):
         hashed["settings"]["natural_images"] = starts.HELD_OUT
     shown = [defense] if surrogate is None else [defense, surrogate]

@@ -184,7 +184,9 @@ def _indicators(run, thresholds, found, judged, attack, detector, checks) -> dic
         "classifier_goal_missed": indicators.classifier_goal_missed(
             met, attacked, minimal, settings["confidence"]
         ),
-        "probabilities": indicators.probabilities(judged.clean.logits[attacked]),
+        "probabilities": indicators.probabilities(
+            judged.clean.logits[attacked], run.get("bounded_logits", False)
+        ),
         "silent_success": indicators.silent_success(
             passes,
             attacked,

@@ -84,8 +84,18 @@ class Classifier:
         """Whether it says that it has useful gradients."""
         return getattr(self.apply, "differentiable", True)
 
+    @property
+    def bounded_logits(self) -> bool:
+        """Whether it says that its logits lie in [0, 1] by their nature, and are no sigmoids."""
+        return bool(getattr(self.apply, "bounded_logits", False))
+
     @staticmethod
-    def from_function(logits_fn: Callable, *, differentiable: bool | None = None) -> Classifier:
+    def from_function(
+        logits_fn: Callable,
+        *,
+        differentiable: bool | None = None,
+        bounded_logits: bool | None = None,
+    ) -> Classifier:
         """A classifier from a plain JAX function; `advdet.bridges` makes one of other code.
 
         Args:
@@ -93,6 +103,9 @@ class Classifier:
             softmax; it may return `Outputs`, with features. A parameter `key` gets None, or a key
             that switches dropout on.
           differentiable: whether it has useful gradients (None: what it says of itself, else yes).
+          bounded_logits: whether its logits lie in [0, 1] by their nature, as cosines can, and are
+            no probabilities, for which such logits are taken (None: what it says of itself, else
+            no). Records keep it.
 
         Raises:
           InputError: it has a parameter that nothing is known for.
@@ -101,7 +114,9 @@ class Classifier:
 
         if differentiable is None:
             differentiable = getattr(logits_fn, "differentiable", True)
-        return Classifier({}, FunctionApply(logits_fn, differentiable))
+        if bounded_logits is None:
+            bounded_logits = getattr(logits_fn, "bounded_logits", False)
+        return Classifier({}, FunctionApply(logits_fn, differentiable, bool(bounded_logits)))
 
 
 class Batch(NamedTuple):

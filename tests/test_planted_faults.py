@@ -45,12 +45,6 @@ _FAULTS = {
     "coin": (
         dict(detector=toys.Coin()), {"zero_gradient", "silent_success"}, "evaluation invalid"
     ),
-    "sigmoids for logits": (
-        dict(classifier=toys.changed(_NET, "sigmoid")), {"probabilities"}, "evaluation invalid"
-    ),
-    "a corrector's softmax for logits": (
-        dict(detector=toys.SoftmaxCorrector()), {"probabilities"}, "evaluation invalid"
-    ),
     "constant score": (dict(detector=toys.Constant()), {"constant_score"}, "broken"),
     "noise does as well": (
         dict(classifier=toys.changed(_NET, "waves"), attack="fast_gradient", targets="untargeted"),
