@@ -140,6 +140,7 @@ def prepare(
         inputs.accuracy_warning(classifier, splits),
         inputs.few_clean_warning(splits),
         inputs.dark_warning(splits),
+        inputs.copies_warning(splits),
         sets.few_sets_warning(detector, plan.num_images),
     )
     for warning in filter(None, warnings if progress else ()):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from advdet.box import in_box
 from advdet.splits import Splits
 from advdet.types import Batch, InputError
 
@@ -127,13 +128,10 @@ def _images(path: Path, images: np.ndarray, shape: tuple[int, int, int]) -> np.n
         raise InputError(f"{path}: images are {images.dtype}; give floats in [0, 1], or uint8")
     if bad := int((~np.isfinite(images)).any(axis=(1, 2, 3)).sum()):
         raise InputError(f"{path}: {bad} of {len(images)} images hold NaN or infinite values")
-    low, high = float(images.min()), float(images.max())
-    if low < 0 or high > 1:
-        hint = "undo the normalisation, or clip"
-        if low >= 0 and high <= 255:
-            hint = "divide by 255, or store them as uint8"
-        raise InputError(f"{path}: images range from {low:g} to {high:g}, wanted [0, 1]: {hint}")
-    return images.astype(np.float32)
+    hint = "undo the normalisation, or clip"
+    if images.min() >= 0 and 1.5 < images.max() <= 255:
+        hint = "divide by 255, or store them as uint8"
+    return in_box(images, f"{path}: images", f"wanted [0, 1]: {hint}")
 
 
 def _numbers(path: Path, name: str, array, count: int, num_classes: int | None):

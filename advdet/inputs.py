@@ -137,6 +137,14 @@ def few_clean_warning(splits: Splits) -> str | None:
     )
 
 
+def copies_warning(splits: Splits) -> str | None:
+    """A warning where parts of arrays share a few images, too few to be refused."""
+    if splits.source != "arrays":
+        return None
+    found = [str(one) for one in splits.copies if one.among != one.part]
+    return "; ".join(found) or None
+
+
 def dark_warning(splits: Splits) -> str | None:
     """A warning where the images use a small part of [0, 1], as bytes that do not reach 255 do."""
     brightest = float(splits.threshold.images.max())

@@ -11,17 +11,24 @@ import functools
 import hashlib
 import itertools
 import re
+import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from advdet import copies
+from advdet.box import in_box
 from advdet.types import Batch, InputError
 
 _SPLITS = ("train", "select", "threshold", "test")
 _PARTS = ("full", "defender", "attacker")
 _HALVES_SEED, _ARRAYS_SEED = 2, 3
 _MOST_COPIES = 0.01  # of a split; real sets hold an image twice now and then
+_BOX_HINT = (
+    "they must lie in [0, 1] (divide by the largest value that a pixel can have, undo any "
+    "normalisation)"
+)
 
 Arrays = tuple[np.ndarray, np.ndarray] | str | Path
 
@@ -65,6 +72,13 @@ class Splits:
         """Split -> sha256 over its ids, labels and images."""
         return {split: _hash(getattr(self, split)) for split in _SPLITS}
 
+    @functools.cached_property
+    def copies(self) -> list[copies.Copies]:
+        """Images that the parts given (train, clean, test) share, or hold more than once."""
+        clean = [self.select.images, self.threshold.images]
+        parts = {"train": [self.train.images], "clean": clean, "test": [self.test.images]}
+        return copies.between(parts)
+
     @property
     def data_hash(self) -> str:
         """One sha256 over all splits."""
@@ -107,7 +121,9 @@ class Splits:
 
         Args:
           test: images [N, H, W, C] (floats in [0, 1], or uint8 0 ... 255) and labels [N], or the
-            path of an .npz that holds them as `x_test` and `y_test`, or `x` and `y`.
+            path of an .npz that holds them as `x_test` and `y_test`, or `x` and `y`. Copies of
+            earlier images are left out, which is said on stderr: each would count again. Ids stay
+            those of the rows given.
           clean: the same (`x_clean`, `y_clean`), held out from training: thresholds are set on
             them. With `train`, 2/5 become `select` and 3/5 `threshold`; else all are `threshold`.
           train: the same (`x_train`, `y_train`), or None where nothing is to be trained or fitted.
@@ -143,6 +159,7 @@ class Splits:
         for what, (images, labels) in checked.items():
             ids = np.arange(start, start + len(labels), dtype=np.int32)
             batches[what], start = Batch(images, labels, ids), start + len(labels)
+        batches["test"] = _each_once(batches["test"])
         if train is None:
             batches["train"] = batches["test"].take(slice(0, 0))
         rows = permutation(len(batches["clean"].ids), _ARRAYS_SEED)
@@ -158,6 +175,21 @@ class Splits:
         )
         assert_disjoint(splits)
         return splits
+
+
+def _each_once(test: Batch) -> Batch:
+    """Test images without those that are copies of earlier ones, which is said."""
+    rows = copies.first_of_each(test.images)
+    left_out = np.setdiff1d(np.arange(len(test.labels)), rows)
+    if not len(left_out):
+        return test
+    print(
+        f"warning: {len(left_out)} of the {len(test.labels)} test images are copies of earlier "
+        f"ones at 8 bits (the first is row {left_out[0]}) and are left out: each counts once; "
+        "targets given as an array belong to the rows that stay",
+        file=sys.stderr,
+    )
+    return test.take(rows)
 
 
 def assert_disjoint(splits: Splits) -> None:
@@ -199,7 +231,13 @@ def check(splits: Splits) -> None:
                 f"{split} images are {np.asarray(batch.images).dtype}; in a Splits they must be "
                 "float32 in [0, 1] (Splits.from_arrays makes them so)"
             )
-        _, labels = _check(split, batch.images, batch.labels)
+        images, labels = _check(split, batch.images, batch.labels)
+        if not np.array_equal(images, batch.images):
+            raise InputError(
+                f"{split} images range from {batch.images.min():.9g} to "
+                f"{batch.images.max():.9g}, beyond [0, 1] by rounding: clip them "
+                "(Splits.from_arrays does)"
+            )
         if labels.max() >= splits.num_classes:
             raise InputError(
                 f"{split} has the label {labels.max()}, and there are {splits.num_classes} classes"
@@ -214,20 +252,15 @@ def check(splits: Splits) -> None:
 
 def _refuse_copies(splits: Splits) -> None:
     """Thresholds and figures are worth nothing on images that a detector has learned from."""
-    held_out = {"clean": ("select", "threshold")}
-    of = lambda image: hashlib.blake2b(np.ascontiguousarray(image), digest_size=16).digest()
-    seen = {
-        what: [of(i) for part in held_out.get(what, (what,)) for i in getattr(splits, part).images]
-        for what in ("train", "clean", "test")
-    }
-    for one, other in itertools.combinations(seen, 2):
-        known = set(seen[one])
-        copies = sum(image in known for image in seen[other])
-        if copies > _MOST_COPIES * len(seen[other]):
+    for found in splits.copies:
+        if found.among == found.part != "test" or found.count <= _MOST_COPIES * found.total:
+            continue
+        if found.among == found.part:
             raise InputError(
-                f"{copies} of the {len(seen[other])} {other} images are among the {one} images, "
-                "too; they must be others"
+                f"{found.count} of the {found.total} test images are copies of earlier ones, and "
+                "each would count again: leave them out (Splits.from_arrays does)"
             )
+        raise InputError(f"{found}; they must be others")
 
 
 def permutation(count: int, seed: int) -> np.ndarray:
@@ -300,9 +333,4 @@ def _check(what: str, images, labels) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{what} images are {images.dtype}; give floats in [0, 1] or uint8")
     if not np.isfinite(images).all():
         raise InputError(f"{what} images hold NaN or infinite values")
-    if images.min() < 0 or images.max() > 1:
-        raise InputError(
-            f"{what} images range from {images.min():g} to {images.max():g}; they must lie in "
-            "[0, 1] (divide by the largest value that a pixel can have, undo any normalisation)"
-        )
-    return images.astype(np.float32), labels.astype(np.int32)
+    return in_box(images, f"{what} images", _BOX_HINT), labels.astype(np.int32)
