@@ -1,5 +1,6 @@
 """Verdicts on given images: what files may hold, what is refused, and figures against truth."""
 
+import dataclasses
 import json
 import pickle
 
@@ -15,7 +16,7 @@ from advdet import given_images, metrics, sets
 from advdet.defenses import FittedDefense
 from advdet.detectors import from_spec
 from advdet.judge_given import judge_given
-from advdet.types import InputError
+from advdet.types import Batch, InputError
 from experiments import judge as command
 
 N = 6
@@ -42,6 +43,9 @@ def scene():
     data = advdet.Splits.from_arrays(
         test=(clean, labels), clean=(clean, labels), name="toy", class_names=("0", "1")
     )
+    # Put in by hand: of equal pictures `from_arrays` keeps one.
+    test = Batch(clean, labels, np.arange(N, 2 * N, dtype=np.int32))
+    data = dataclasses.replace(data, test=test)
     return network, data, clean, labels, adversarial
 
 
