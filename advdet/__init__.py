@@ -1,7 +1,7 @@
 """advdet: tells whether a detector of adversarial examples really works."""
 
 from advdet import bridges
-from advdet.benchmark import Evaluation, evaluate, sweep
+from advdet.benchmark import Evaluation, evaluate, series, sweep
 from advdet.checkup import check
 from advdet.defenses import Defense
 from advdet.detectors import DETECTORS, Detector
@@ -22,5 +22,6 @@ __all__ = [
     "bridges",
     "check",
     "evaluate",
+    "series",
     "sweep",
 ]

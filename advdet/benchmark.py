@@ -12,7 +12,7 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from advdet.splits import check as check_splits
 from advdet.threat_models import NO_SURROGATE
 from advdet.types import Classifier, InputError
 
-__all__ = ["Evaluation", "evaluate", "sweep"]
+__all__ = ["Evaluation", "Series", "evaluate", "series", "sweep"]
 
 
 def evaluate(
@@ -131,6 +131,48 @@ def sweep(
     """
     if not changes:
         return []
+    case, plans, _ = _prepared(changes, detector, given)
+    done: list[Evaluation | None] = []
+    for change, plan in zip(changes, plans):
+        left_out = skip is not None and skip(change, list(zip(changes, done)))
+        done.append(None if left_out else attacking.attack_case(case, plan))
+    return done
+
+
+class Series(NamedTuple):
+    """A defence that is evaluated again and again; made by `series`.
+
+    Attributes:
+      case: the defence, ready.
+      plan: what is to be run, by the changes to what was given.
+    """
+
+    case: cases.Case
+    plan: Callable[[dict[str, Any]], settings.Settings]
+
+    def evaluate(self, **changes) -> Evaluation:
+        """One evaluation, with arguments of `evaluate` in place of those given, as in `sweep`."""
+        return attacking.attack_case(self.case, self.plan(changes))
+
+
+def series(detector: Detector | str, **given) -> Series:
+    """Makes a defence ready to be evaluated as what was found before suggests.
+
+    Where all changes are known beforehand, take `sweep`.
+
+    Args:
+      detector: as in `evaluate`.
+      **given: the other arguments of `evaluate`.
+
+    Raises:
+      InputError: as `evaluate`, for what is given.
+    """
+    case, _, plan = _prepared([{}], detector, given)
+    return Series(case, plan)
+
+
+def _prepared(changes, detector, given):
+    """The case, the plan of each change, and what makes a plan of any change."""
     began = time.perf_counter()
     if isinstance(detector, str):
         detector = detectors.from_spec(detector)
@@ -168,11 +210,8 @@ def sweep(
             for change in changes
         ]
         case = budgets.stated(case, plans[0], choice)
-    done: list[Evaluation | None] = []
-    for change, plan in zip(changes, plans):
-        left_out = skip is not None and skip(change, list(zip(changes, done)))
-        done.append(None if left_out else attacking.attack_case(case, plan))
-    return done
+    make = lambda change: settings.for_data(_plan(name, detector, {**given, **change}), splits)
+    return case, plans, make
 
 
 def _check_kinds(detector: Any, classifier: Any) -> None:

@@ -23,8 +23,9 @@ _TITLES = {
     "paper": "In the paper's manner (C&W with its objective)",
     "headline": "Headlines (nearest success of all attacks; the paper's figures for orientation)",
     "radius": "Within a fixed radius (`best`: any of the attacks; an L2 says little here)",
-    "transfer": "Limited knowledge: the cheapest attack on a copy that transfers so often (DDN; "
-    "chosen on half of the images, told of the other)",
+    "transfer": "Limited knowledge: the cheapest attack on a copy that transfers so often, the one "
+    "of which most transfer, and how many do within a mean L2 (k: confidence/margin asked of the "
+    "copy; chosen on half of the images, told of the other)",
 }
 
 _MAKERS = {"record": line_of, "transfer": transfer_line_of}
@@ -112,8 +113,8 @@ def markdown(blocks: list[Block]) -> str:
     parts = ["# Ours beside the paper's"]
     for block in blocks:
         cells = lambda row: "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-        rule = ["---:" if k in NUMBERS else "---" for k in range(len(HEADER))]
         header, *rows = block.rows
+        rule = ["---:" if k in NUMBERS else "---" for k in range(len(header))]
         parts += ["", f"## {block.title}", "", cells(header), cells(rule), *map(cells, rows), ""]
         parts += [f"- {note}" for note in block.notes]
     return "\n".join([*parts, ""])

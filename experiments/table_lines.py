@@ -11,7 +11,7 @@ from advdet import paper
 from advdet.attacks import presets
 from advdet.detectors import DETECTORS
 from advdet.threat_models import THREAT_MODELS
-from experiments import report
+from experiments import report, transfer_report
 
 _DATASETS = ("mnist", "cifar10", "mnist_5k")
 _TARGETS = ("random", "untargeted", "nearest", "least_likely")
@@ -22,7 +22,7 @@ HEADER = (
 NUMBERS = range(4, 9)  # columns that are aligned to the right
 TRANSFER_HEADER = (
     "data set", "defence", "copy", "targets", "84 % wanted", "90 % wanted", "98 % wanted",
-    "most", "C&W there", "n", "aim", "paper", "",
+    "most", "C&W alone", "DDN alone", "within mean L2", "n", "aim", "paper", "",
 )  # fmt: skip
 
 
@@ -86,25 +86,36 @@ def transfer_line_of(path: Path, result: dict[str, Any]) -> Line:
                   for name in ("success_rate", "mean_l2") if getattr(row, name) is not None)
         for row in rows
     )  # fmt: skip
-    levels = []
-    for chosen in (*result["levels"].values(), result["most"]):
-        if chosen is None:
-            levels.append("not reached")
-            continue
-        levels.append(
-            f"{report.percent(chosen['transfer'])} at L2 {report.number(chosen['mean_l2'])}, "
-            f"k {chosen['confidence']:g}"
-            + (f", sets told {report.percent(chosen['sets_rejected'])}"
-               if "sets_rejected" in chosen else "")
-        )  # fmt: skip
-    own = result["most"]["carlini_wagner"]
-    last = f"{report.percent(own['transfer'])} at L2 {report.number(own['mean_l2'])}"
+    chosen = [*map(_chosen, (*result["levels"].values(), result["most"]))]
+    if "by_attack" in result:
+        alone = [result["by_attack"][name]["most"] for name in ("carlini_wagner", "ddn")]
+    else:  # a sweep of DDN, with C&W beside it at the pair of which most transfer
+        alone = [result["most"]["carlini_wagner"], result["most"]]
+    own = {f"{row.mean_l2:g}" for row in rows if row.mean_l2 is not None}
+    within = ", ".join(
+        f"{far}{' (the paper)' if far in own else ''}: {report.percent(row and row['transfer'])}"
+        for far, row in result.get("within", {}).items()
+    )
     point = "" if run["operating_point"] == "none" else run["operating_point"]
     cells = (
         run["dataset"], _defense(run), result["run"]["surrogate_spec"] or "same", run["targets"],
-        *levels, last, str(result["rows"][0]["n"]), point, reported or "-", "",
+        *chosen, *map(_chosen, alone), within or "-", str(result["rows"][0]["n"]), point,
+        reported or "-", "",
     )  # fmt: skip
     return Line(path, "transfer", _order(path, run), cells, None, None)
+
+
+def _chosen(row: dict[str, Any] | None) -> str:
+    """What was chosen, on the half of the images that did not choose."""
+    if row is None:
+        return "not reached"
+    text = f"{report.percent(row['transfer'])} at L2 {report.number(row['mean_l2'])}"
+    if "confidence" in row:
+        made = {"carlini_wagner": "C&W ", "ddn": "DDN "}.get(row.get("attack"), "")
+        text += f", {made}k {transfer_report.asked(row)}"
+    if "sets_rejected" in row:
+        text += f", sets told {report.percent(row['sets_rejected'])}"
+    return text
 
 
 def _block(run) -> str | None:

@@ -10,7 +10,7 @@ from cli_tools import read_record
 from own_detector import Reconstruction
 
 import advdet
-from advdet.types import FitData
+from advdet.types import FitData, InputError
 
 pytest_plugins = ["cli_tools"]
 
@@ -42,18 +42,23 @@ def test_it_runs_by_its_name(module, run):
 
 def test_it_is_copied_for_limited_knowledge(run):
     ran, folder = run(
-        "limited_knowledge", "--confidences=0,2", "--margin_rates=0.05,0.3", "--all_pairs"
-    )
-    assert "cheapest pair" in ran.out
+        "limited_knowledge", "--confidences=0,2", "--margins=0,0.5", "--distances=1,9",
+        "--all_pairs",
+    )  # fmt: skip
+    assert "chosen on half" in ran.out
     cell = folder / "mnist_5k" / "limited_knowledge" / "reconstruction"
-    assert len(list(cell.glob("ddn.generic/*.json"))) == 4
     (path,) = cell.glob("transfer-*.json")
     result = json.loads(path.read_text())
-    assert [row["confidence"] for row in result["rows"]] == [0, 2, 0, 2]
-    margins = [row["detector_margin"] for row in result["rows"]]
-    assert margins[:2] == [0.0, 0.0] and margins[2] == margins[3] > 0
-    assert all(0 <= row["transfer"] <= row["on_surrogate"] <= 1 for row in result["rows"])
-    assert set(result["levels"]) == {"0.84", "0.9", "0.98"}
+    rows = result["rows"]
+    searched = [row for row in rows if row["attack"] == "carlini_wagner"][:4]
+    assert [row["confidence"] for row in searched] == [0, 0, 2, 2]
+    margins = [row["detector_margin"] for row in searched]
+    assert margins[0] == margins[2] == 0.0
+    assert margins[1] == margins[3] == pytest.approx(0.5 * result["spread"]) and margins[1] > 0
+    assert {row["attack"] for row in rows} == {"carlini_wagner", "ddn"}
+    assert all(0 <= row["transfer"] <= row["on_surrogate"] <= 1 for row in rows)
+    assert set(result["levels"]) == {"0.84", "0.9", "0.98"} and set(result["within"]) == {"1", "9"}
+    assert result["by_attack"]["ddn"]["most"]["attack"] == "ddn" and result["search_ended"]
 
 
 def test_it_keeps_the_contract(classifier, splits):
@@ -85,6 +90,19 @@ def test_a_sweep_leaves_out_what_it_is_told_to(classifier, splits):
         0.0, None, 2.0
     ]  # fmt: skip
     assert seen == [[], [done[0]], [done[0], None]]
+
+
+def test_a_series_is_evaluated_as_what_was_found_suggests(classifier, splits):
+    given = dict(classifier=classifier, data=splits, preset="smoke", num_images=2, attack="ddn",
+                 progress=False)  # fmt: skip
+    series = advdet.series("none", **given)
+    for confidence in (0.0, 2.0):
+        done = series.evaluate(confidence=confidence)
+        (same,) = advdet.sweep([{"confidence": confidence}], "none", **given)
+        assert done.records["ddn"]["run"]["settings"]["confidence"] == confidence
+        np.testing.assert_array_equal(done.arrays["ddn"]["image"], same.arrays["ddn"]["image"])
+    with pytest.raises(InputError, match="unknown attack"):
+        series.evaluate(attack="no_such")
 
 
 def test_it_runs_from_python(classifier, splits):

@@ -238,7 +238,7 @@ def test_markdown_has_one_row_of_equal_columns_a_line(folder):
     assert "- 1 in band, 0 OUTSIDE, 1 not compared" in text
 
 
-def sweep_of(defense="binary", levels=(0.86, None, 0.97)):
+def sweep_of(defense="binary", levels=(0.86, None, 0.97), **more):
     """A sweep of limited knowledge as `experiments.limited_knowledge` keeps it."""
     run = record_of(defense=defense, threat_model="limited_knowledge", point="0.05")["run"]
     own = {"transfer": 0.95, "mean_l2": 4.4, "detector_margin": 5.0}
@@ -250,11 +250,15 @@ def sweep_of(defense="binary", levels=(0.86, None, 0.97)):
         "schema": 1, "kind": "transfer", "run": run | {"surrogate_spec": None},
         "rows": [{"n": 99}], "levels": dict(zip(("0.84", "0.9", "0.98"), chosen)),
         "most": chosen[-1],
-    }  # fmt: skip
+    } | more  # fmt: skip
 
 
 def test_a_sweep_of_limited_knowledge_is_a_block_of_its_own(tmp_path):
-    (tmp_path / "sweep.json").write_text(json.dumps(sweep_of()))
+    best = {"confidence": 20.0, "detector_margin": 8.0, "attack": "carlini_wagner",
+            "transfer": 0.94, "mean_l2": 5.5}  # fmt: skip
+    by = {"carlini_wagner": {"most": best}, "ddn": {"most": best | {"attack": "ddn"}}}
+    new = sweep_of(by_attack=by, within={"3": None, "5.3": best}, most=best)
+    (tmp_path / "sweep.json").write_text(json.dumps(new))
     (tmp_path / "figure.json").write_text(json.dumps({"schema": 1, "kind": "pca_curve"}))
     lines, warnings = table_blocks.read(tmp_path)
     assert not warnings and [line.block for line in lines] == ["transfer"]
@@ -262,10 +266,30 @@ def test_a_sweep_of_limited_knowledge_is_a_block_of_its_own(tmp_path):
     row = dict(zip(block.rows[0], block.rows[1]))
     assert row["84 % wanted"] == "86.0 % at L2 3.21, k 5"
     assert row["90 % wanted"] == "not reached"
-    assert row["most"] == "97.0 % at L2 3.21, k 5" and row["C&W there"] == "95.0 % at L2 4.40"
+    assert row["most"] == row["C&W alone"] == "94.0 % at L2 5.50, C&W k 20/8"
+    assert row["DDN alone"] == "94.0 % at L2 5.50, DDN k 20/8"
+    assert row["within mean L2"] == "3: -, 5.3: 94.0 %"
     assert (row["copy"], row["n"], row["paper"]) == ("same", "99", "98.0 %")
-    text = table_blocks.markdown([block])
-    assert text.count("| mnist |") == 1
+    lines = table_blocks.markdown([block]).splitlines()
+    table = [line.replace("\\|", "") for line in lines if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1 and "mnist" in table[-1]
+
+
+def test_a_sweep_by_ddn_alone_is_still_read(tmp_path):
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep_of()))
+    lines, warnings = table_blocks.read(tmp_path)
+    (block,) = table_blocks.blocks_of(lines)
+    row = dict(zip(block.rows[0], block.rows[1]))
+    assert not warnings and row["most"] == row["DDN alone"] == "97.0 % at L2 3.21, k 5"
+    assert row["C&W alone"] == "95.0 % at L2 4.40" and row["within mean L2"] == "-"
+
+
+def test_what_transfers_at_the_paper_s_distance_is_named(tmp_path):
+    within = {"3": None, "5.3": {"transfer": 0.9, "mean_l2": 5.2}}
+    sweep = sweep_of("outlier_class", within=within)
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    (line,), _ = table_blocks.read(tmp_path)
+    assert "3: -, 5.3 (the paper): 90.0 %" in line.cells
 
 
 def test_damaged_and_foreign_files_are_named_and_left_out(folder):
