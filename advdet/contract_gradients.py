@@ -5,11 +5,10 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from advdet.contract import FAULT, OK, WARNING, Finding, hard_images, noise, said_by
+from advdet.contract import FAULT, OK, WARNING, Finding, hard_images, said_by
 from advdet.defenses import Defense, image_keys, in_batches
+from advdet.slopes import FLAT, RIGHT, STAND_IN, WRONG, Compared, compare, off_kinks
 
-_SLOPE_ERROR = 0.05  # float32 leaves a percent or so, the best of several step lengths less
-_STEPS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)  # L2, of finite differences
 _AT_ONCE = 40  # gradients in one compiled program
 
 
@@ -32,9 +31,8 @@ def _slopes(key, defense, images, ids):
 def gradient(defense: Defense, images: np.ndarray, ids: np.ndarray) -> Finding:
     """The gradient is finite and equals finite differences; where there is none, that is declared.
 
-    Of the score; for a defence that flags nothing, of the first logit. Each image is moved along
-    its gradient, over several lengths of which the best counts: short ones drown in float32's
-    rounding, long ones cross kinks.
+    Of the score; for a defence that flags nothing, of the first logit. How they are compared, and
+    what is told apart, is said in `advdet.slopes`.
 
     Args:
       defense: to be looked at.
@@ -43,10 +41,9 @@ def gradient(defense: Defense, images: np.ndarray, ids: np.ndarray) -> Finding:
     """
     flags_images = defense.detector.kind == "score"
     name = "score: gradient" if flags_images else "logits: gradient"
-    declared = defense.detector.differentiable
+    declared, stand_in = defense.detector.differentiable, defense.detector.surrogate_gradient
     look = lambda x, i: slopes(jax.random.key(0), defense, x, i)
-    inner = np.asarray(images * 0.8 + 0.1, np.float32)  # off the edges of the box
-    hard = hard_images(images.shape[1:])
+    inner, hard = off_kinks(images), hard_images(images.shape[1:])
     stacked = np.concatenate([inner, hard])
     stacked_ids = np.concatenate([ids, np.arange(len(hard), dtype=np.int32)])
     try:
@@ -62,41 +59,48 @@ def gradient(defense: Defense, images: np.ndarray, ids: np.ndarray) -> Finding:
             said += " (on a black, a white or a noise image)"
         change = "where sqrt, log or a norm meets 0, use the double `jnp.where`"
         return Finding(name, FAULT if declared else OK, said, change if declared else "", bad)
-    right, flat = _as_numerical(look, inner, ids, found[: len(images)])
-    wrong = int(np.sum(~right))
-    said = f"right on {len(right) - wrong} of {len(right)} images by finite differences"
-    if flat.any():
-        said += f", zero on {flat.sum()}"
-    useless = flat.all() or wrong > len(right) / 4
+    if stand_in:
+        return Finding(name, OK, "a stand-in's, as declared; not compared", value=0)
+    seen = compare(lambda moved, rows: look(moved, ids[rows])[0], inner, found[: len(images)])
+    return _said_of(name, seen, declared)
+
+
+def _said_of(name: str, seen: Compared, declared: bool) -> Finding:
+    """What is made of the comparison; `declared` says that there are gradients."""
+    counts, total = seen.counts(), len(seen.kinds)
+    right = sum(counts.get(kind, 0) for kind in RIGHT)
+    wrong = total - right
+    said = f"right on {right} of {total} images by finite differences"
+    flat = sum(counts.get(kind, 0) for kind in (*FLAT, "still"))
+    if flat:
+        said += f", zero on {flat}"
+    others = [f"{kind} on {counts[kind]}" for kind in (*WRONG, STAND_IN) if kind in counts]
+    said = ", ".join([said, *others])
+    useless = flat == total or wrong > total / 4
     if not declared:
         if useless:
             return Finding(name, OK, f"none, as declared ({said})", value=wrong)
         change = "leave `differentiable` True: attacks can use it"
         return Finding(name, WARNING, said, change, wrong)
+    if useless and STAND_IN in counts:
+        change = (
+            "it is not the score's own: set `differentiable: ClassVar[bool] = False` and "
+            "`surrogate_gradient: ClassVar[bool] = True`"
+        )
+        return Finding(name, FAULT, said, change, wrong)
+    if useless and seen.wrong.any():
+        change = (
+            "it is not the slope of the score: look at custom gradients, stop_gradient and signs, "
+            'or attack without gradients (attack="square")'
+        )
+        return Finding(name, FAULT, said, change, wrong)
     if useless:
         change = (
             "no rounding, sorting into bins, argmax or stop_gradient on the way; else set "
             "`differentiable: ClassVar[bool] = False` and say how it is to be attacked"
         )
         return Finding(name, FAULT, said, change, wrong)
-    if wrong or flat.any():
+    if wrong or flat:
         change = "saturated or kinked there? attacks lose sight of it on such images"
         return Finding(name, WARNING, said, change, wrong)
     return Finding(name, OK, said, value=wrong)
-
-
-def _as_numerical(look, images, ids, found) -> tuple[np.ndarray, np.ndarray]:
-    """[N] bool, the gradient is right; [N] bool, it is zero (right where nothing moves, either)."""
-    norms = np.sqrt(np.sum(np.square(found, dtype=np.float64), axis=(1, 2, 3)))
-    flat = norms == 0
-    along = np.where(flat[:, None, None, None], noise(found.shape) - 0.5, found)
-    along /= np.sqrt(np.sum(np.square(along), axis=(1, 2, 3), keepdims=True))
-    moved = [images + sign * step * along for step in _STEPS for sign in (1, -1)]
-    values, _ = look(np.concatenate(moved).astype(np.float32), np.tile(ids, len(moved)))
-    values = values.astype(np.float64).reshape(len(_STEPS), 2, len(images))
-    rise = (values[:, 0] - values[:, 1]) / (2 * np.array(_STEPS)[:, None])
-    error = np.abs(rise - norms) / np.where(flat, 1.0, norms)
-    # Where the gradient is zero the value must not move, beyond rounding.
-    rounding = 16 * np.finfo(np.float32).eps * np.abs(values).max(axis=(0, 1))
-    still = np.abs(values[:, 0] - values[:, 1]).max(axis=0) <= rounding
-    return np.where(flat, still, error.min(axis=0) < _SLOPE_ERROR), flat

@@ -10,17 +10,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from advdet import goal_slopes
 from advdet.attacks.base import AttackResult
 from advdet.attacks.goals import Objective
-from advdet.defenses import Defense, image_keys, in_batches
+from advdet.defenses import Defense
+from advdet.slopes import Compared
 from advdet.types import Batch
 
-_PROBE = 0x5052
-_BATCH = 32  # as many as a CPU device has lanes: no more memory than the attack took
+_PROBE, _SLOPES = 0x5052, 0x534C
 _LENGTHS = tuple(2.0**-k for k in range(8, 0, -1))  # of one step, in shares of the box's width
+_COMPARED = 8  # images at which gradients are compared with finite differences
 POINTS = ("clean", "end")
 
 
@@ -47,11 +48,14 @@ class Probe(NamedTuple):
         is left out.
       one_step: [N] bool, one step from the clean image reaches all goals; None where not tried.
       differentiable: whether the detector shown says that it is.
+      slopes: goal -> the gradient near a few of the clean images, compared with finite differences;
+        empty where none are promised or none are asked for.
     """
 
     dead: dict[str, dict[str, np.ndarray]]
     one_step: np.ndarray | None
     differentiable: bool
+    slopes: dict[str, Compared] = {}
 
 
 def probe(
@@ -106,18 +110,26 @@ def probe(
         dead["detector"] = [at.dead_detector for at in (at_clean, at_end)]
     dead = {goal: dict(zip(POINTS, map(whole, flags))) for goal, flags in dead.items()}
 
+    slopes = {}
+    promised = differentiable or shown.detector.kind == "score"
+    if shown.classifier.differentiable and promised:
+        few = rows[:_COMPARED]
+        slopes = goal_slopes.compared(
+            jax.random.fold_in(root, _SLOPES), variant, shown, images[few], targets[few],
+            clean.ids[few], detector=differentiable,
+        )  # fmt: skip
     tried = ~found.success[rows] if reach.minimal else np.ones(len(rows), bool)
     if not (reach.minimal or reach.epsilon):
-        return Probe(dead, None, differentiable)
+        return Probe(dead, None, differentiable, slopes)
     broken = np.zeros(len(rows), bool)
     for number, moved in enumerate(_moves(images[rows], at_clean.descent, reach)):
         left = np.flatnonzero(tried & ~broken)
         look = rows[left]
-        broken[left] = _accepted(
+        broken[left] = goal_slopes.accepted(
             jax.random.fold_in(key_steps, number), variant, shown, moved[left], targets[look],
             clean.ids[look],
         )  # fmt: skip
-    return Probe(dead, whole(broken), differentiable)
+    return Probe(dead, whole(broken), differentiable, slopes)
 
 
 def _scatter(flags: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
@@ -136,7 +148,7 @@ class _Goals(NamedTuple):
 
 
 def _goals(key, objective, defense, images, targets, ids, free) -> _Goals:
-    (goals, gradients) = _in_batches(_slopes, key, objective, defense, images, targets, ids)
+    goals, gradients = goal_slopes.goals_and_slopes(key, objective, defense, images, targets, ids)
     if free is not None:
         gradients = np.where(free[None, None], gradients, np.float32(0.0))
     values = np.concatenate([goals.classifier, goals.detector], axis=1)
@@ -167,41 +179,3 @@ def _moves(images: np.ndarray, descent: np.ndarray, reach: Reach) -> Iterator[np
         steps = [(norm, share * full[norm]) for share in _LENGTHS for norm in units]
     for norm, length in steps:
         yield np.clip(images + np.float32(length) * units[norm], 0.0, 1.0)
-
-
-def _accepted(key, objective, defense, images, targets, ids) -> np.ndarray:
-    """[N] bool, whether the attacker would take these images; twice, where goals are random."""
-    if not len(images):  # all are broken already
-        return np.zeros(0, bool)
-    keys = jax.random.split(key, 2 if objective.is_random(defense) else 1)
-    looks = [_in_batches(_look, k, objective, defense, images, targets, ids) for k in keys]
-    return np.all(looks, axis=0)
-
-
-@jax.jit
-def _slopes(key, objective, defense, images, targets, ids):
-    def one(key, image, target):
-        def goals_fn(image):
-            goals = objective(key, defense, image, target)
-            return jnp.concatenate(goals), goals
-
-        values, pull_back, goals = jax.vjp(goals_fn, image, has_aux=True)
-        (gradients,) = jax.vmap(pull_back)(jnp.eye(values.shape[0], dtype=values.dtype))
-        return goals, gradients
-
-    return jax.vmap(one)(image_keys(key, ids), images, targets)
-
-
-@jax.jit
-def _look(key, objective, defense, images, targets, ids):
-    def one(key, image, target):
-        key_goals, key_accept = jax.random.split(key)
-        goals = objective(key_goals, defense, image, target)
-        return objective.accept(key_accept, defense, image, target, goals)[1]
-
-    return jax.vmap(one)(image_keys(key, ids), images, targets)
-
-
-def _in_batches(function, key, objective, defense, images, targets, ids):
-    given = np.float32(images), np.int32(targets), np.int32(ids)
-    return in_batches(lambda *rows: function(key, objective, defense, *rows), *given, size=_BATCH)
