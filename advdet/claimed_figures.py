@@ -198,7 +198,7 @@ def _detection(record, seen: Verdicts, shown: Seen, reached) -> list[Claim]:
     if count and shown.scores.shape[1]:
         plain, scores, error = seen.clean.scores[0], some.scores[0], some.error[0]
         both = [scores - error, scores + error]
-        area = Range(*(metrics.auc(plain[seen.clean.wanted], each) for each in both))
+        area = Range(*(metrics.auc_of_many(plain[seen.clean.wanted], each) for each in both))
         lower = Range(*(float(np.mean(each < plain[reached])) for each in both[::-1]))
     found.append(compare("detection.auc", stored["auc"], area))
     return [*found, compare("detection.reversed", stored["reversed"], lower)]

@@ -11,8 +11,13 @@ from advdet.defenses import POINTS
 from advdet.judge import Judgement
 
 
-def attack(run, thresholds, found, judged, distance, baseline) -> dict[str, Any]:
-    """Success rates over the attacked images, distances over the successes."""
+def attack(run, thresholds, found, judged, distance, baseline, paired) -> dict[str, Any]:
+    """Success rates over the attacked images, distances over the successes.
+
+    `baseline` is the same part of the record of the undefended classifier, `paired` comes from the
+    function of that name; both are None where there is no such record.
+    """
+    baseline, both = baseline or {}, paired or {}
     ratio = lambda own, other: own / other if own is not None and other else None
     point = run["operating_point"]
     threshold = thresholds.get(point)
@@ -38,10 +43,29 @@ def attack(run, thresholds, found, judged, distance, baseline) -> dict[str, Any]
         "mean_l2_unfiltered": metrics.mean_or_none(distance[succeeded & found.success]),
         "baseline_mean_l2": baseline.get("mean_l2"),
         "baseline_ratio": ratio(mean_l2, baseline.get("mean_l2")),
+        # The same over the images that both attacks won: no other images in the one mean.
+        "paired_baseline_ratio": both.get("ratio"),
+        "paired_baseline_images": both.get("n"),
         "baseline_median_l2": baseline.get("median_l2"),
         "median_ratio": ratio(median_l2, baseline.get("median_l2")),
         "gradients_per_image": metrics.mean_or_none(found.num_gradients),
     }
+
+
+def paired(distance, succeeded, baseline: dict[str, np.ndarray]) -> dict[str, Any]:
+    """How much farther an attack goes than on the undefended classifier, where it won on both.
+
+    Args:
+      distance: [N] L2 of the attack's images.
+      succeeded: [N] bool, judged, of attacked images.
+      baseline: per-image arrays of the undefended classifier's record.
+
+    Returns:
+      {ratio, interval, n}, of the mean L2 over these images.
+    """
+    both = succeeded & baseline["clean_correct"] & (baseline["judged_success"] > 0.5)
+    found, interval = metrics.paired_ratio(distance[both], baseline["distance"][both])
+    return {"ratio": found, "interval": interval, "n": int(both.sum())}
 
 
 def rate(run, thresholds, attack) -> float | None:
@@ -61,19 +85,24 @@ def detection(shown, clean, reached, attacked, thresholds) -> dict[str, Any]:
     """
     count = int(reached.sum())
     tpr: dict[str, float | None] = dict.fromkeys(POINTS)
-    area = lower = None
+    found = lower = None
     if thresholds and count:
         for name in POINTS:
             if thresholds[name] is not None:
                 tpr[name] = float(shown.flagged(thresholds[name])[:, reached].mean())
-        lower = float((shown.scores[0][reached] < clean.scores[0][reached]).mean())
-        area = metrics.auc(clean.scores[0][attacked], shown.scores[0][reached])
+        suspicion = lambda scores: np.where(np.isnan(scores), np.inf, scores)[reached]
+        lower = float((suspicion(shown.scores[0]) < suspicion(clean.scores[0])).mean())
+        found = metrics.auc_of_many(clean.scores[0][attacked], shown.scores[0][reached])
     reason = None
     if not thresholds:
         reason = "this defence flags nothing"
     elif not count:
         reason = "no attacked image met the classifier's goal"
-    return {"true_positive_rate": tpr, "n": count, "auc": area, "reversed": lower, "reason": reason}
+    elif found is None:
+        reason = f"no AUC of fewer than {metrics.FEWEST_FOR_AUC} images on either side"
+    return {
+        "true_positive_rate": tpr, "n": count, "auc": found, "reversed": lower, "reason": reason,
+    }  # fmt: skip
 
 
 def flagged(judgement: Judgement, thresholds) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ import numpy as np
 
 _Z95 = 1.959963984540054
 _BOOTSTRAP_DRAWS = 2000
+FEWEST_FOR_AUC = 10  # images on either side
 
 
 def wilson(successes: float, n: int) -> list[float] | None:
@@ -35,6 +36,27 @@ def mean_interval(values: np.ndarray) -> list[float] | None:
     picks = np.random.RandomState(0).randint(len(values), size=(_BOOTSTRAP_DRAWS, len(values)))
     low, high = np.percentile(np.asarray(values, np.float64)[picks].mean(axis=1), [2.5, 97.5])
     return [float(low), float(high)]
+
+
+def paired_ratio(own: np.ndarray, other: np.ndarray) -> tuple[float | None, list[float] | None]:
+    """The ratio of two means over the same images, and its 95 % bootstrap interval over images.
+
+    Args:
+      own, other: [N] distances.
+
+    Returns:
+      The ratio, None without images or where `other` is 0; and its interval, None below two.
+    """
+    if not len(own) or not np.sum(other) > 0:
+        return None, None
+    ratio = float(np.sum(own, dtype=np.float64) / np.sum(other, dtype=np.float64))
+    if len(own) < 2:
+        return ratio, None
+    picks = np.random.RandomState(0).randint(len(own), size=(_BOOTSTRAP_DRAWS, len(own)))
+    above, below = (np.asarray(a, np.float64)[picks].sum(axis=1) for a in (own, other))
+    ratios = np.where(below > 0, above / np.where(below > 0, below, 1.0), np.inf)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return ratio, [float(low), float(high)] if np.isfinite(high) else None
 
 
 def mean_or_none(values) -> float | None:
@@ -73,3 +95,10 @@ def auc(negatives: np.ndarray, positives: np.ndarray) -> float | None:
     labels = np.r_[np.zeros(len(negatives)), np.ones(len(positives))]
     scores = np.r_[negatives, positives].astype(np.float64)
     return float(roc_auc_score(labels, np.nan_to_num(scores, nan=np.finfo(np.float64).max)))
+
+
+def auc_of_many(negatives: np.ndarray, positives: np.ndarray) -> float | None:
+    """`auc`; None where the images on either side are too few to say."""
+    if min(len(negatives), len(positives)) < FEWEST_FOR_AUC:
+        return None
+    return auc(negatives, positives)

@@ -195,7 +195,8 @@ def _verdict(record):
             cost += f" ({attack['median_ratio']:.2f} x the undefended)"
         elif attack["baseline_ratio"] is not None:
             cost += f" (mean {attack['baseline_ratio']:.2f} x the undefended)"
-    lines = [f"verdict: {record['verdict']}{cost}", *_signs(record["indicators"])]
+    lines = [f"verdict: {record['verdict']}{cost}", *_paired(record, within)]
+    lines += _signs(record["indicators"])
     band = {None: "", True: ": in band", False: ": OUTSIDE the band"}[reported["in_band"]]
     lines.append(f"paper's regime: {reported['regime']}{band}")
     if reported["figure"] and reported["in_band"] is None:
@@ -203,6 +204,17 @@ def _verdict(record):
             "  this run's regime differs, so the figures stand beside it for orientation only"
         )
     return lines
+
+
+def _paired(record, within):
+    """The ratio of mean L2 over images that were won on both networks; a line, or none."""
+    attack = record["attack"]
+    if not within and attack.get("paired_baseline_ratio") is not None:
+        limits = span(record["intervals"]["paired_baseline_ratio"], lambda v: f"{v:.2f}")
+        yield (
+            f"mean L2 over the {attack['paired_baseline_images']} images won with and without it: "
+            f"{attack['paired_baseline_ratio']:.2f} x the undefended {limits}".rstrip()
+        )
 
 
 def _signs(signs):

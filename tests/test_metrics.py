@@ -105,3 +105,22 @@ def test_auc_is_none_where_one_side_is_empty():
     some, none = np.ones(3), np.array([])
     assert metrics.auc(some, none) is None
     assert metrics.auc(none, some) is None
+
+
+def test_few_images_have_no_auc():
+    many, few = np.arange(10.0), np.arange(9.0)
+    assert metrics.auc_of_many(many, many) == 0.5
+    assert metrics.auc_of_many(few, many) is None and metrics.auc_of_many(many, few) is None
+
+
+def test_a_paired_ratio_has_an_interval_about_it(rng):
+    other = rng.gamma(4.0, 1.0, 200)
+    ratio, (low, high) = metrics.paired_ratio(1.5 * other, other)
+    assert ratio == pytest.approx(1.5) and low == pytest.approx(1.5) == high
+    own = other * rng.uniform(1.0, 2.0, 200)
+    ratio, (low, high) = metrics.paired_ratio(own, other)
+    assert ratio == pytest.approx(own.mean() / other.mean()) and low < ratio < high
+    assert metrics.paired_ratio(own, other) == (ratio, [low, high])
+    assert metrics.paired_ratio(own[:1], other[:1])[1] is None
+    for nothing in (own[:0], 0.0 * own):
+        assert metrics.paired_ratio(own[: len(nothing)], nothing) == (None, None)
