@@ -33,9 +33,11 @@ def assess(
     targeted: bool,
     found: AttackResult,
     reference: dict[str, Any],
-    baseline: dict[str, Any] | None,
+    baseline: tuple[dict[str, Any], dict[str, np.ndarray]] | None,
     probe: Callable[[np.ndarray], Probe],
-    alone: np.ndarray,
+    natural: Callable[[np.ndarray, float | None], np.ndarray | None],
+    alone: np.ndarray | None,
+    defended_label: bool,
     more: dict[str, Any],
     seconds: dict[str, float],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -50,9 +52,12 @@ def assess(
       targeted: which of the two.
       found: [N] what the attack returned.
       reference: of `reference_figures`.
-      baseline: the record's `attack` part for the undefended classifier.
+      baseline: the same attack's record on the undefended classifier, with its per-image arrays;
+        None where there is none.
       probe: looks at gradients and at one step, for the given rows [N] bool.
-      alone, more: of `records.Checks`.
+      natural: takes rows [N] bool and the judge's threshold, gives [N] L2 of the nearest natural
+        images that succeed as they are (`naturals.nearest`).
+      alone, defended_label, more: of `records.Checks`.
       seconds: {compile, run, ...}.
     """
     defense, seed, point = victim.defense, run["seed"], run["operating_point"]
@@ -73,6 +78,8 @@ def assess(
         noisy=noisy,
         squeezed=see(np.asarray(to_box(from_box(clean.images, _BOX), _BOX))),
     )
+    threshold = victim.thresholds.get(point)
+    failed = labelled.wanted & (adversarial.success(threshold) <= 0.5)
     record = records.build(
         run=run,
         thresholds=victim.thresholds,
@@ -90,10 +97,11 @@ def assess(
             clean.images[rows & found.success],
         ),
         baseline=baseline,
-        checks=records.Checks(probe(labelled.wanted), alone, more),
+        checks=records.Checks(
+            probe(labelled.wanted), alone, defended_label, natural(failed, threshold), more
+        ),
         seconds=seconds,
     )
-    threshold = victim.thresholds.get(point)
     arrays = {
         "id": np.asarray(clean.ids),
         "label": np.asarray(clean.labels),
@@ -145,6 +153,7 @@ def reference_figures(seed: int, victim: FittedDefense, test: Batch) -> dict[str
         scores = score_images(key_scores, victim.defense, batch.images, batch.ids)
         for name, threshold in victim.thresholds.items():
             if threshold is not None:
-                rates[name] = float(np.mean(scores > np.float32(threshold)))
+                # As the judge has it: what is no number is flagged.
+                rates[name] = float(np.mean(~(scores <= np.float32(threshold))))
     accuracy = float(is_wanted(logits, np.asarray(batch.labels), True).mean())
     return {"accuracy": accuracy, "false_positive_rate": rates, "n": len(batch.labels)}

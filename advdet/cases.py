@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import inputs, provenance, results, sets, settings, training
+from advdet import inputs, naturals, provenance, results, sets, settings, training
 from advdet.assess import reference_figures
 from advdet.defenses import Defense, FittedDefense
 from advdet.detectors import Detector
@@ -79,6 +79,11 @@ class Case:
     def reference(self) -> dict[str, Any]:
         """Accuracy and false-positive rates over many clean test images."""
         return reference_figures(self.seed, self.victim, self.splits.test)
+
+    @functools.cached_property
+    def naturals(self) -> naturals.Naturals | None:
+        """Natural images under the judge."""
+        return naturals.look(self.victim.defense, self.splits, self.seed)
 
     def copy_at(self, operating_point: str) -> Defense | None:
         """The attacker's copy at that point."""

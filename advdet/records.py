@@ -43,13 +43,18 @@ class Checks(NamedTuple):
 
     Attributes:
       probe: gradients, and what one step does.
-      alone: [N] bool, the same attack reaches the label with the detector's goal left out; False
+      alone: [N] bool, the same attack reaches the label with the detector's goal left out; None
         where this is not known.
+      defended_label: whether the label is asked of the defended classifier itself.
+      natural: [N] L2 of the nearest natural images that succeed as they are, for failures; None
+        where none were looked for.
       more: indicators that are known already, by name.
     """
 
     probe: Probe
-    alone: np.ndarray
+    alone: np.ndarray | None
+    defended_label: bool
+    natural: np.ndarray | None
     more: dict[str, Any]
 
 
@@ -64,7 +69,7 @@ def build(
     labels: np.ndarray,
     detector: Detector,
     sets: Callable[[np.ndarray], dict[str, Any] | None],
-    baseline: dict[str, Any] | None,
+    baseline: tuple[dict[str, Any], dict[str, np.ndarray]] | None,
     checks: Checks,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def build(
       labels: [N] true classes.
       detector: the judged defence's.
       sets: tests sets drawn from given rows [N] bool; called for detectors of kind "set".
-      baseline: the record's `attack` part for the undefended classifier, same attack and targets.
+      baseline: the record of the undefended classifier, same attack and targets, and its arrays.
       checks: what was looked at beside the attack.
       seconds: {compile, run, ...}.
 
@@ -94,10 +99,13 @@ def build(
     distance = metrics.l2(found.image, clean_images)
     reached = attacked & (found.success | found.missed)
 
-    attack = figures.attack(run, thresholds, found, judged, distance, baseline or {})
+    paired = baseline and figures.paired(distance, attacked & succeeded, baseline[1])
+    attack = figures.attack(
+        run, thresholds, found, judged, distance, baseline and baseline[0]["attack"], paired
+    )
     detection = figures.detection(judged.shown, judged.clean, reached, attacked, thresholds)
     signs = _indicators(run, thresholds, found, judged, attack, detector, checks)
-    signs |= _signs_of_figures(run, reference["accuracy"], judged, attack, detection)
+    signs |= _signs_of_figures(run, reference, judged, attack, detection)
     interval = metrics.wilson(success[attacked].sum(), int(attacked.sum()))
     tpr, fpr = detection["true_positive_rate"], reference["false_positive_rate"]
     drawn = sets(reached) if kind == "set" else None
@@ -132,6 +140,7 @@ def build(
         "intervals": {
             "success_rate": interval,
             "mean_l2": metrics.mean_interval(distance[attacked & succeeded]),
+            "paired_baseline_ratio": paired and paired["interval"],
             "true_positive_rate": figures.intervals(tpr, detection["n"]),
             "false_positive_rate": figures.intervals(fpr, reference["n"]),
         },
@@ -151,12 +160,14 @@ def _asks_for_more(settings: dict[str, Any], minimal: bool) -> bool:
     return bool(settings["detector_margin"] or quantile)
 
 
-def _signs_of_figures(run, accuracy, judged, attack, detection) -> dict[str, Any]:
+def _signs_of_figures(run, reference, judged, attack, detection) -> dict[str, Any]:
     """Signs that a person would see in the record's figures."""
     knowledge, (count, classes) = run["threat_model"], judged.clean.logits.shape
     fooled, own = attack["success_rate"]["misclassified"], attack["own_success_rate"]
     return {
-        "classifier_at_chance": indicators.classifier_at_chance(accuracy, classes),
+        "classifier_at_chance": indicators.classifier_at_chance(
+            reference["accuracy"], classes, reference["n"]
+        ),
         "not_transferred": indicators.not_transferred(
             knowledge == "limited_knowledge", fooled, own
         ),
@@ -173,16 +184,26 @@ def _indicators(run, thresholds, found, judged, attack, detector, checks) -> dic
     share = judged.adversarial.success(threshold)
     noisy = judged.noisy and judged.noisy.success(threshold)
     minimal = indicators.is_minimal(run)
-    met = found.success | found.missed | checks.alone
+    shown = run["threat_model"] == "perfect_knowledge"
     unclaimed = found.missed & ~found.success & (share <= 0.5)
     passes = np.where(unclaimed, judged.nearest.success(threshold), 0.0)
     scores = np.concatenate([judged.clean.scores, judged.shown.scores])
+    scores = scores[:, attacked] if thresholds else scores
     return {
         "zero_gradient": indicators.zero_gradient(probe, attacked, found.num_gradients),
+        "wrong_gradient": indicators.wrong_gradient(probe, attacked, found.num_gradients),
         "noise_success_rate": indicators.noise(noisy, share[attacked & found.success]),
         "one_step": indicators.one_step(probe, attacked, found.success, minimal),
         "classifier_goal_missed": indicators.classifier_goal_missed(
-            met, attacked, minimal, settings["confidence"]
+            found.success | found.missed,
+            attacked,
+            alone=checks.alone,
+            minimal=minimal,
+            confidence=settings["confidence"],
+            defended=checks.defended_label,
+        ),
+        "natural_image_missed": indicators.natural_image_missed(
+            share <= 0.5, checks.natural, attacked, shown=shown, minimal=minimal
         ),
         "probabilities": indicators.probabilities(
             judged.clean.logits[attacked], run.get("bounded_logits", False)
@@ -190,13 +211,14 @@ def _indicators(run, thresholds, found, judged, attack, detector, checks) -> dic
         "silent_success": indicators.silent_success(
             passes,
             attacked,
-            shown=run["threat_model"] == "perfect_knowledge",
+            shown=shown,
             judges_alike=detector.kind != "set" and not _asks_for_more(settings, minimal),
             random=detector.random,
         ),
         "lost_to_8bit": indicators.lost_to_8bit(
             figures.rate(run, thresholds, attack), attack["success_rate_8bit"]
         ),
-        "constant_score": indicators.constant_score(scores[:, attacked] if thresholds else scores),
+        "constant_score": indicators.constant_score(scores),
+        "score_not_a_number": indicators.score_not_a_number(scores),
         **checks.more,
     }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from advdet import cells, indicators, probes, results, settings, starts
+from advdet import cells, indicators, naturals, probes, results, settings, starts
 from advdet.assess import assess
 from advdet.attacks import presets
 from advdet.attacks.base import AttackResult
@@ -138,12 +138,12 @@ def judge_and_enter(step: Step, name, part, path, found, seconds, ran, more, ext
       name: of the record; `ran` is that of an attack, whose manner the indicators look at.
     """
     case, plan, done, attack = step.case, step.plan, step.done, made(step, ran)
-    baseline, alone = None, np.zeros(len(step.goal), bool)
+    baseline = alone = None
     if done.baseline is not None:
-        baseline = done.baseline.records[name]["attack"]
+        baseline = done.baseline.records[name], done.baseline.arrays[name]
         answers = type(case.victim.defense.detector).logits  # else labels are not the baseline's
         if answers is Detector.logits and case.threat_model == "perfect_knowledge":
-            alone = done.baseline.arrays[name]["success"]
+            alone = baseline[1]["success"]
     reach = probes.Reach(
         indicators.is_minimal(part), getattr(attack, "epsilon", None),
         getattr(attack, "norm", "linf"),
@@ -152,10 +152,17 @@ def judge_and_enter(step: Step, name, part, path, found, seconds, ran, more, ext
         step.objective, step.view, done.clean, step.goal, found, attacked, seed=plan.seed,
         reach=reach, start=start(step, ran, step.objective.variants()[0]),
     )  # fmt: skip
+    # Whether it could have gone there is asked of an attack without a limit, that was shown all.
+    shown = case.threat_model == "perfect_knowledge" and reach.minimal
+    natural = lambda failed, threshold: naturals.nearest(
+        case.naturals if shown and failed.any() else None, threshold, done.clean.images, step.goal,
+        failed, targeted=plan.targeted,
+    )  # fmt: skip
     record, arrays = assess(
         run=part, victim=case.victim, clean=done.clean, test=case.splits.test, goal=step.goal,
         targeted=plan.targeted, found=found, reference=case.reference, baseline=baseline,
-        probe=probe, alone=alone, more=more, seconds=seconds,
+        probe=probe, natural=natural, alone=alone,
+        defended_label=step.objective.defended_label, more=more, seconds=seconds,
     )  # fmt: skip
     arrays |= extra or {}
     if path is not None:

@@ -159,6 +159,29 @@ class Constant(Detector):
 
 
 @dataclasses.dataclass(frozen=True)
+class WrongInk(Ink):
+    """Suspects much ink, and hands out another gradient: "negated", or "shattered"."""
+
+    how: str = "negated"
+
+    def score(self, key, fitted, classifier, images):
+        honest = super().score(key, fitted, classifier, images)
+        away = {"negated": -images, "shattered": jnp.cos(1e5 * images)}[self.how]
+        other = jnp.mean(away, axis=(1, 2, 3))
+        return jax.lax.stop_gradient(honest - other) + other
+
+
+@dataclasses.dataclass(frozen=True)
+class SometimesNaN(Detector):
+    """Suspects much ink; of images with few pixels that are black or white it says no number."""
+
+    def score(self, key, fitted, classifier, images):
+        del key, fitted, classifier
+        extreme = jnp.mean((images <= 0) | (images >= 1), axis=(1, 2, 3))
+        return jnp.where(extreme < 0.27, jnp.nan, jnp.mean(images, axis=(1, 2, 3)))
+
+
+@dataclasses.dataclass(frozen=True)
 class SoftmaxCorrector(Detector):
     """Changes nothing but the form of the answer: probabilities where logits belong."""
 
