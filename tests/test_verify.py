@@ -110,7 +110,8 @@ def test_an_honest_record_is_confirmed(name, attack, stored, check):
         assert (record["attack"][part] is None) == (f"attack.{part}" not in names)
     if kind == "score" and name not in ("bare", "given"):
         point = record["run"]["operating_point"]
-        assert {f"attack.success_rate.{point}", "detection.auc", f"clean.thresholds.{point}",
+        area = {"detection.auc"} if record["detection"]["auc"] is not None else set()
+        assert area | {f"attack.success_rate.{point}", f"clean.thresholds.{point}",
                 f"detection.true_positive_rate.{point}",
                 f"clean.false_positive_rate.{point}"} <= names  # fmt: skip
     if name == "corrector":
@@ -220,7 +221,7 @@ JSON_FORGERIES = {
     "attack.mean_l2": put("attack", "mean_l2", value=lambda v: 1.00001 * v),
     "attack.median_l2": put("attack", "median_l2", value=lambda v: 0.9 * v),
     "attack.baseline_ratio": put("attack", "baseline_ratio", value=lambda v: 1.01 * v),
-    "detection.auc": put("detection", "auc", value=lambda v: v - 0.03),
+    "detection.auc": put("detection", "auc", value=lambda v: 0.5 if v is None else v - 0.03),
     "detection.n": put("detection", "n", value=lambda v: v + 1),
     "detection.true_positive_rate.0.5": put(
         "detection", "true_positive_rate", "0.5", value=lambda v: v + 0.1),
