@@ -11,8 +11,8 @@ Departures, all of which restart_noise=0 turns off:
 
 - While there has been no success, the next c starts from the image with a little noise. From the
   image itself each larger c follows the same path (Adam does not feel the scale), and where that
-  path ends in a local minimum all of them fail. The search goes on from the first start that
-  brought a success, with the bracket open below: its lower end was found from other starts.
+  path ends in a local minimum all of them fail. After a success the search
+  goes on from the image: noise can lie on the far side of a boundary that is not the nearest.
 - A c has worked if a success came after the last check (a tenth of the steps). In the released
   code any success will do, even that of a start which is adversarial as it is (a natural image,
   noise), or of the first move of Adam, learning_rate / 2 sqrt(D) long whatever c is. Both halve a c
@@ -20,7 +20,7 @@ Departures, all of which restart_noise=0 turns off:
 - Where there are four or more search steps, the last one refines the best image: its moves are
   shares of the best distance, which fall when they bring nothing more, and c is set at each look so
   that the goals' pull keeps step with the distance's. At a constant rate an optimum nearer than
-  Adam's first move is never resolved.
+  Adam's first move is never resolved, nor is a success from noise ever brought nearer.
 
 Source: Carlini & Wagner 2017 (S&P), sections V and VI; the released code's 9 steps and 0.9999 rule.
 """
@@ -58,15 +58,13 @@ class State(NamedTuple):
 
     Attributes:
       image: [H, W, C] clean.
-      origin: [H, W, C] variables of the given start.
-      start: [H, W, C] variables at which this search step began, the refining one aside.
+      start: [H, W, C] variables at which each search step begins.
       restarts: [2, H, W, C] variables of the image plus noise, and minus the same noise.
       free: [H, W, C] bool, pixels that may change.
       target: [] int32.
       w: [H, W, C] variables; adam_mean, adam_square: Adam's moments of them.
       iteration: [] int32 within the search step; search_step: [] int32.
       lower, upper, const: [] the bracket of c, and c.
-      found: [] bool, whether an earlier search step has seen a success.
       worked: [] bool, whether this search step has seen a success since its last check.
       refining: [] bool, whether it refines the best image.
       share: [] length of a refining move, as a share of the best distance.
@@ -77,7 +75,6 @@ class State(NamedTuple):
     """
 
     image: jax.Array
-    origin: jax.Array
     start: jax.Array
     restarts: jax.Array
     free: jax.Array
@@ -90,7 +87,6 @@ class State(NamedTuple):
     lower: jax.Array
     upper: jax.Array
     const: jax.Array
-    found: jax.Array
     worked: jax.Array
     refining: jax.Array
     share: jax.Array
@@ -134,7 +130,6 @@ class CarliniWagner:
         noise = (high - low) * self.restart_noise * jnp.concatenate([noise, -noise])
         return State(
             image=image,
-            origin=w,
             start=w,
             restarts=from_box(jnp.clip(start[None] + noise, low, high), self.bounds),
             free=free,
@@ -147,7 +142,6 @@ class CarliniWagner:
             lower=jnp.float32(0.0),
             upper=jnp.float32(jnp.inf),
             const=jnp.asarray(self.initial_const, jnp.float32),
-            found=jnp.bool_(False),
             worked=jnp.bool_(False),
             refining=jnp.bool_(False),
             share=jnp.float32(_FIRST_SHARE),
@@ -256,8 +250,6 @@ class CarliniWagner:
         found = jnp.isfinite(state.best.squared_distance)
         upper = jnp.where(won, jnp.minimum(state.upper, state.const), state.upper)
         lower = jnp.where(won, state.lower, jnp.maximum(state.lower, state.const))
-        elsewhere = won & ~state.found & (self.restart_noise > 0)
-        lower = jnp.where(elsewhere, 0.0, lower)
         # Open above until the first success. The released code calls 1e10 open, and runs away from
         # a success beyond 1e9.
         const = jnp.where(jnp.isfinite(upper), 0.5 * (lower + upper), 10.0 * state.const)
@@ -266,7 +258,7 @@ class CarliniWagner:
         lean = 0.5 ** (state.search_step // 2).astype(jnp.float32)
         odd = state.search_step % 2 == 1
         away = jnp.where(odd, state.restarts[1], state.restarts[0])  # an index would be a gather
-        begin = jnp.where(found, state.start, state.origin + lean * (away - state.origin))
+        begin = jnp.where(found, state.start, state.start + lean * (away - state.start))
 
         search_step = state.search_step + ended.astype(jnp.int32)
         last = (search_step == self.binary_search_steps - 1) & (self.binary_search_steps >= 4)
@@ -275,7 +267,6 @@ class CarliniWagner:
 
         pick = lambda new, old: jnp.where(ended, new, old)
         return state._replace(
-            start=pick(begin, state.start),
             w=pick(first, state.w),
             adam_mean=pick(0.0, state.adam_mean),
             adam_square=pick(0.0, state.adam_square),
@@ -284,7 +275,6 @@ class CarliniWagner:
             lower=pick(lower, state.lower),
             upper=pick(upper, state.upper),
             const=pick(const, state.const),
-            found=pick(found, state.found),
             worked=state.worked & ~ended & (~at_check | (self.restart_noise == 0)),
             refining=pick(refining, state.refining),
             share=pick(_FIRST_SHARE, state.share),
