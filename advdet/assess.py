@@ -68,7 +68,7 @@ def assess(
     succeeded = labelled.wanted & found.success
     noisy = None
     if succeeded.any():
-        noisy = see(_with_noise(seed, clean, found.distance)).take(succeeded)
+        noisy = see(with_noise(seed, clean, found.distance)).take(succeeded)
     judged = records.Judged(
         clean=labelled,
         adversarial=adversarial,
@@ -76,7 +76,7 @@ def assess(
         shown=see(np.where(found.success[:, None, None, None], found.image, found.nearest_miss)),
         nearest=see(found.nearest_miss),
         noisy=noisy,
-        squeezed=see(np.asarray(to_box(from_box(clean.images, _BOX), _BOX))),
+        squeezed=see(squeezed(clean.images)),
     )
     threshold = victim.thresholds.get(point)
     failed = labelled.wanted & (adversarial.success(threshold) <= 0.5)
@@ -118,8 +118,22 @@ def assess(
     return record, arrays
 
 
-def _with_noise(seed: int, clean: Batch, distance: np.ndarray) -> np.ndarray:
-    """Clean images with Gaussian noise, of these L2 norms once clipped (0 where infinite)."""
+def squeezed(images: np.ndarray) -> np.ndarray:
+    """Images [N, H, W, C] after a round trip through C&W's variables."""
+    return np.asarray(to_box(from_box(images, _BOX), _BOX))
+
+
+def with_noise(seed: int, clean: Batch, distance: np.ndarray) -> np.ndarray:
+    """Clean images with Gaussian noise, of these L2 norms once clipped (0 where infinite).
+
+    Args:
+      seed: of the run.
+      clean: [N] images.
+      distance: [N] L2.
+
+    Returns:
+      [N, H, W, C] in [0, 1].
+    """
     root = jax.random.fold_in(jax.random.key(seed), _NOISE)
     shape = clean.images.shape[1:]
     draw = lambda i: jax.random.normal(jax.random.fold_in(root, i), shape)

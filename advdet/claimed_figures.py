@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from advdet import indicators, metrics, sets
+from advdet import metrics, sets
 from advdet.assess import reference_figures
 from advdet.attacks import objectives
 from advdet.claims import (
     CONFIRMED,
-    REFUTED,
+    LACKING,
+    MISSING,
     Claim,
     Range,
+    claimed,
     compare,
     compare_ends,
     compare_rows,
@@ -79,12 +81,18 @@ def of_verdicts(evidence: Evidence, seen: Verdicts) -> list[Claim]:
           for name, rate in rates.items()),
         compare("attack.own_success_rate", attack["own_success_rate"],
                 metrics.mean_or_none(arrays["success"][attacked]), why),
-        compare("attack.gradients_per_image", attack["gradients_per_image"],
-                metrics.mean_or_none(arrays["num_gradients"])),
+        _gradients(attack["gradients_per_image"], arrays["num_gradients"]),
         *_distances(evidence, attacked, succeeded, why),
         *compare_ends("intervals.success_rate", record["intervals"]["success_rate"], interval, why),
-        _verdict(record, interval, why),
     ]  # fmt: skip
+
+
+def _gradients(stored, counts: np.ndarray) -> Claim:
+    """The mean of stored counts, which are the attack's own word."""
+    claim = compare("attack.gradients_per_image", stored, metrics.mean_or_none(counts))
+    if claim.verdict != CONFIRMED:
+        return claim
+    return claimed(claim.name, "the mean of counts that are the attack's own word", stored)
 
 
 def _distances(evidence: Evidence, attacked, succeeded, why: str) -> list[Claim]:
@@ -104,27 +112,20 @@ def _distances(evidence: Evidence, attacked, succeeded, why: str) -> list[Claim]
     for what, value in (("mean", values[0]), ("median", values[1])):
         name = "baseline_ratio" if what == "mean" else "median_ratio"
         base, missing = attack.get(f"baseline_{what}_l2"), why
+        if base is MISSING:
+            found.append(undecided(f"attack.baseline_{what}_l2", LACKING))
+            found.append(undecided(f"attack.{name}", "what it is a ratio to is lacking"))
+            continue
         if base is not None and evidence.baseline is None:
             missing = _ELSEWHERE
             found.append(undecided(f"attack.baseline_{what}_l2", missing, base))
         elif base is not None:
-            there = evidence.baseline[f"{what}_l2"]
+            there = evidence.baseline.attack[f"{what}_l2"]
             found.append(compare(f"attack.baseline_{what}_l2", base, there))
         ratio = value / base if value is not None and base else None
         found.append(compare(f"attack.{name}", attack.get(name), ratio, missing))
     spread = metrics.mean_interval(counted)
     return found + compare_ends("intervals.mean_l2", record["intervals"]["mean_l2"], spread, why)
-
-
-def _verdict(record, interval, why: str) -> Claim:
-    """What follows from the success, the sets and the indicators as they are stored."""
-    stored = record["verdict"]
-    found = indicators.verdict(interval, record["indicators"], record["sets"])
-    if stored != found:
-        return Claim("verdict", REFUTED, stored, found)
-    if found == "evaluation invalid":
-        why = "as an indicator says, which is not looked at"
-    return undecided("verdict", why, stored) if why else Claim("verdict", CONFIRMED, stored)
 
 
 def of_looks(evidence: Evidence, seen: Verdicts, looks: Looks | None) -> list[Claim]:
@@ -144,7 +145,7 @@ def of_looks(evidence: Evidence, seen: Verdicts, looks: Looks | None) -> list[Cl
     eight_bit = _mean_range(*(side[attacked] for side in looks.rounded.success(threshold)))
     stored = evidence.record["attack"]["success_rate_8bit"]
     reached = attacked & (arrays["success"] | arrays["missed"])
-    shown = _settled(looks.shown, seen.adversarial, arrays["success"])
+    shown = looks.shown.settled(seen.adversarial, arrays["success"])
     return [
         compare("attack.success_rate_8bit", stored, eight_bit),
         _goal(evidence, shown, reached),
@@ -152,16 +153,6 @@ def of_looks(evidence: Evidence, seen: Verdicts, looks: Looks | None) -> list[Cl
         *_correction(evidence, shown, reached),
         *_sets(evidence, reached),
     ]
-
-
-def _settled(shown: Seen, adversarial: Judgement, rows: np.ndarray) -> Seen:
-    """What is shown, with settled verdicts in the rows [N] bool of returned images."""
-    scores, error = shown.scores, shown.error
-    if scores.shape[1]:
-        scores = np.where(rows[None], adversarial.scores, scores)
-        error = np.where(rows[None], 0.0, error)
-    wanted = np.where(rows, adversarial.wanted, shown.wanted)
-    return Seen(wanted, shown.sure | rows, shown.logits, scores, error)
 
 
 def _goal(evidence: Evidence, shown: Seen, reached) -> Claim:
@@ -262,21 +253,9 @@ def of_many_clean_images(evidence: Evidence, kept: dict[Any, Any], progress: boo
     if victim is None:
         names = ("accuracy", "false_positive_rate")
         return [undecided(f"clean.{name}", evidence.built.why) for name in names]
-    test = evidence.built.splits.test
-    facts = ("clean images", id(victim), evidence.run["seed"])
-    if facts not in kept:
-        if progress:
-            print("accuracy and false positives over clean images", file=sys.stderr, flush=True)
-        moved = {}
-        for name, value in victim.thresholds.items():
-            if value is not None:
-                error = 2 * float(score_error(victim, value))  # of the scores and of the limit
-                moved |= {f"{name} low": value + error, f"{name} high": value - error}
-        figures = reference_figures(evidence.run["seed"], victim._replace(thresholds=moved), test)
-        kept[facts] = figures, victim  # whose id must not be given to another
-    figures, _ = kept[facts]
+    figures = _clean_figures(evidence, kept, progress)
     rates, count = figures["false_positive_rate"], figures["n"]
-    batch, ties = test.take(slice(count)), 0.0
+    batch, ties = evidence.built.splits.test.take(slice(count)), 0.0
     if stored["accuracy"] != figures["accuracy"]:
         logits = classify_images(jax.random.key(0), victim.defense, batch.images, batch.ids)
         close = np.abs(margins(logits, np.asarray(batch.labels))) <= logit_error(logits)
@@ -294,9 +273,44 @@ def of_many_clean_images(evidence: Evidence, kept: dict[Any, Any], progress: boo
     return found
 
 
+def reference(evidence: Evidence, kept: dict[Any, Any], progress: bool) -> dict[str, Any]:
+    """The same figures as a record has them: as stored, where float error explains that.
+
+    Args: those of `of_many_clean_images`.
+
+    Returns:
+      {accuracy, false_positive_rate, n} as `assess.reference_figures` gives them.
+    """
+    figures = _clean_figures(evidence, kept, progress)
+    stored, rates = evidence.record["clean"]["false_positive_rate"], {}
+    for name in POINTS:
+        low, high = (figures["false_positive_rate"].get(f"{name} {end}") for end in ("low", "high"))
+        said = stored[name]
+        near = isinstance(said, float) and low is not None and low <= said <= high
+        rates[name] = said if near else low
+    return {**figures, "false_positive_rate": rates}
+
+
+def _clean_figures(evidence: Evidence, kept: dict[Any, Any], progress: bool) -> dict[str, Any]:
+    """Figures over many clean images, at thresholds moved up ("low") and down ("high")."""
+    victim, test = evidence.built.victim, evidence.built.splits.test
+    facts = ("clean images", id(victim), evidence.run["seed"])
+    if facts not in kept:
+        if progress:
+            print("accuracy and false positives over clean images", file=sys.stderr, flush=True)
+        moved = {}
+        for name, value in victim.thresholds.items():
+            if value is not None:
+                error = 2 * float(score_error(victim, value))  # of the scores and of the limit
+                moved |= {f"{name} low": value + error, f"{name} high": value - error}
+        figures = reference_figures(evidence.run["seed"], victim._replace(thresholds=moved), test)
+        kept[facts] = figures, victim  # whose id must not be given to another
+    return kept[facts][0]
+
+
 def _ends(record, name: str, said: float | None, n: int) -> list[Claim]:
     """The interval of a stored rate over n images; what is no rate is refuted as it is."""
-    if said is None or not 0 <= said <= 1:
+    if said is MISSING or said is None or not 0 <= said <= 1:
         return []
     kind, point = name.split(".", 1)
     ends = metrics.wilson(said * n, n)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from advdet import datasets, named, provenance, training, victims
+from advdet.beside import Baseline
 from advdet.defenses import FittedDefense
 from advdet.detectors import DETECTORS, Detector, name_of
 from advdet.detectors.function import FunctionDetector
@@ -38,14 +40,16 @@ class Evidence(NamedTuple):
       arrays: its npz.
       built: the data and the defence, as far as they are here.
       clean: [N] the attacked images of the data set; None where it is not here.
-      baseline: the `attack` part of the undefended classifier's record, where that lies beside it.
+      path: of the JSON.
+      baseline: what the same attack did to the undefended classifier, where that lies beside it.
     """
 
     record: dict[str, Any]
     arrays: dict[str, np.ndarray]
     built: Rebuilt
     clean: Batch | None
-    baseline: dict[str, Any] | None = None
+    path: Path
+    baseline: Baseline | None = None
 
     @property
     def run(self) -> dict[str, Any]:
@@ -89,6 +93,10 @@ def rebuild(
             raise InputError(
                 f"the detector here, {detector}, has other hyperparameters than the record's, "
                 f"{run['detector']}"
+            )
+        if (made_by := run.get("revision", [0])[0]) != detector.revision:
+            raise InputError(
+                f"the record is of revision {made_by} of the detector, here is {detector.revision}"
             )
         names = ("dataset", "splits", "classifier", "defense", "detector", "train_attack", "seed")
         facts = json.dumps([half, run.get("detector_class"), *(run[name] for name in names)])

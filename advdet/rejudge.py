@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from advdet.assess import squeezed, with_noise
 from advdet.defenses import Defense, FittedDefense, classify_images
 from advdet.judge import Judgement, is_wanted, judge_in_pieces, round_to_8_bit
+from advdet.types import Batch
 
 LOGIT_ERROR, SCORE_ERROR, DIGITS_ERROR = 2e-5, 1e-3, 1e-5
 
@@ -50,6 +52,21 @@ class Seen(NamedTuple):
         least = np.mean((self.wanted & self.sure)[None] & ~possible, axis=0)
         return least, np.mean((self.wanted | ~self.sure)[None] & ~sure, axis=0)
 
+    def settled(self, verdicts: Judgement, rows: np.ndarray) -> Seen:
+        """The same with verdicts that count, without error, in the rows [N] bool."""
+        scores, error = self.scores, self.error
+        if scores.shape[1]:
+            scores = np.where(rows[None], verdicts.scores, scores)
+            error = np.where(rows[None], 0.0, error)
+        wanted = np.where(rows, verdicts.wanted, self.wanted)
+        return Seen(wanted, self.sure | rows, self.logits, scores, error)
+
+    def judgement(self, reading: int) -> Judgement:
+        """How float error may read it: -1 against the attacker, 0 as it is, 1 in his favour."""
+        wanted = {-1: self.wanted & self.sure, 0: self.wanted, 1: self.wanted | ~self.sure}
+        scores = np.asarray(self.scores - reading * self.error, np.float32)
+        return Judgement(self.logits, wanted[reading], scores)
+
     def take(self, rows) -> Seen:
         """Some of the images."""
         pick = lambda a: a[:, rows] if a.shape[1] else a
@@ -67,32 +84,37 @@ class Looks(NamedTuple):
       adversarial: the returned images.
       rounded: the same in 8 bit.
       shown: the returned image, or the nearest miss where the attack found none.
+      squeezed: the clean images after a round trip through C&W's variables.
+      noisy: [M] clean images with noise of the same L2, where the attack claims a success.
     """
 
     clean: Seen
     adversarial: Seen
     rounded: Seen
     shown: Seen
+    squeezed: Seen
+    noisy: Seen
 
 
 def look_again(
-    victim: FittedDefense, run: dict[str, Any], arrays: dict[str, np.ndarray], clean: np.ndarray,
+    victim: FittedDefense, run: dict[str, Any], arrays: dict[str, np.ndarray], clean: Batch,
     progress: bool,
 ) -> Looks:  # fmt: skip
-    """Judges clean, returned and rounded images and nearest misses with the record's own keys.
+    """Judges all that the record's figures rest on, with the record's own keys.
 
     Args:
       victim: the defence.
       run: the record's `run` part.
       arrays: the record's.
-      clean: [N, H, W, C] the clean images.
+      clean: [N] the clean images.
       progress: show a bar on stderr.
     """
     ids, labels, goal = arrays["id"], arrays["label"], arrays["target_class"]
-    missed = np.flatnonzero(arrays["missed"] & ~arrays["success"])
-    images = [clean, arrays["image"], round_to_8_bit(arrays["image"]),
-              arrays["nearest_miss"][missed]]  # fmt: skip
-    images, all_ids = np.concatenate(images), np.concatenate([ids, ids, ids, ids[missed]])
+    failed, won = np.flatnonzero(~arrays["success"]), np.flatnonzero(arrays["success"])
+    images = [clean.images, arrays["image"], round_to_8_bit(arrays["image"]),
+              squeezed(clean.images), arrays["nearest_miss"][failed],
+              with_noise(run["seed"], clean, arrays["distance"])[won]]  # fmt: skip
+    images, all_ids = np.concatenate(images), np.concatenate([*[ids] * 4, ids[failed], ids[won]])
     found = judge_in_pieces(  # for logits and scores; the goals differ, and come below
         victim.defense, images, all_ids, np.zeros_like(all_ids), targeted=True, seed=run["seed"],
         progress=progress,
@@ -101,12 +123,15 @@ def look_again(
     see = lambda rows, classes, towards: _seen(victim, found.take(rows), classes, towards)
     part = lambda k: np.arange(k * count, (k + 1) * count)
     rows = part(1)
-    rows[missed] = 3 * count + np.arange(len(missed))
+    rows[failed] = 4 * count + np.arange(len(failed))
+    noisy = 4 * count + len(failed) + np.arange(len(won))
     return Looks(
         clean=see(part(0), labels, True),
         adversarial=see(part(1), goal, targeted),
         rounded=see(part(2), goal, targeted),
         shown=see(rows, goal, targeted),
+        squeezed=see(part(3), goal, targeted),
+        noisy=see(noisy, goal[won], targeted),
     )
 
 

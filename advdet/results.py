@@ -73,6 +73,23 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     _write(path, lambda file: file.write((_json(value, indent=1) + "\n").encode()))
 
 
+def sealed(record: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The record with the digest of its arrays, so that neither can be exchanged alone."""
+    return {**record, "arrays_sha256": digest(arrays)}
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+      InputError: it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {_said(error)}") from None
+
+
 def load(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
     """A finished record and its arrays; None where there is none.
 
@@ -85,7 +102,10 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         record = json.loads(path.read_text())
         if record["schema"] != SCHEMA:
             raise ValueError(f"its schema is {record['schema']}, this version reads {SCHEMA}")
-        return record, _read_sealed(path.with_suffix(".npz"))
+        arrays = _read_sealed(path.with_suffix(".npz"))
+        if record.get("arrays_sha256", digest(arrays)) != digest(arrays):
+            raise ValueError(f"{path.with_suffix('.npz').name} is not the one that the JSON names")
+        return record, arrays
     except Exception as error:  # a damaged file can raise anything
         raise InputError(
             f"the result {path} cannot be read ({_said(error)}); move it and its .npz away to run "

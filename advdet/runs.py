@@ -165,6 +165,7 @@ def judge_and_enter(step: Step, name, part, path, found, seconds, ran, more, ext
         defended_label=step.objective.defended_label, more=more, seconds=seconds,
     )  # fmt: skip
     arrays |= extra or {}
+    record = results.sealed(record, arrays)
     if path is not None:
         results.save(path, record, arrays)
         for number in range(len(step.objective.variants()) + 1):

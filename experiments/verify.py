@@ -3,9 +3,12 @@
 python -m experiments.verify results
 python -m experiments.verify results/mnist/perfect_knowledge/dropout/best.quantile/NAME.json
 
-A line for each claim: confirmed, refuted (status 1), or not decidable, with what is missing. The
-defence is built again as the record says; a detector of your own must be importable from here, and
-what was made from functions or arrays is named again, as it was for the run:
+A line for each claim: confirmed, refuted (status 1), or not decidable, with what is missing (status
+3, where it is a core claim: verdicts on images, scores, thresholds, success). What no file can show
+stands apart, as claimed. The last line counts the core claims. Random defences are judged by fresh
+draws, too; --seed repeats those of another verification, whose seed was printed. The defence is
+built again as the record says; a detector of your own must be importable from here, and what was
+made from functions or arrays is named again, as it was for the run:
 
 python -m experiments.verify results --defense=mine:detector --classifier=mine:classifier \\
     --dataset=mine:data
@@ -23,6 +26,7 @@ from experiments import common, subject
 
 flags.declare_key_flag("data_dir")
 flags.declare_key_flag("dataset")
+flags.declare_key_flag("seed")
 flags.adopt_module_key_flags(subject)
 _ALL = flags.DEFINE_bool("all", True, "Print confirmed claims, too; else only the others.")
 _AS_ABOVE = "(as above)"
@@ -75,30 +79,50 @@ def _number(value) -> str:
 
 
 def main(where: str | None = None) -> int:
-    """Verifies a folder or a file; 1 if a claim is refuted."""
-    from advdet import verify
+    """Verifies a folder or a file; see `claims.status` for what comes back."""
+    from advdet import claims, fresh_draws, verify
     from advdet.types import InputError
 
     if where is None:
         raise InputError("name a folder of results, or one record: experiments.verify results")
-    given = _given()
-    paths, kept, total = records_in(Path(where)), {}, Counter()
+    given, seed = _given(), _seed()
+    paths, kept, made = records_in(Path(where)), {}, []
     for number, path in enumerate(paths, 1):
         print(f"{number} of {len(paths)}", file=sys.stderr)
-        claims = verify.verify(path, data_dir=common.DATA_DIR.value, kept=kept, **given)
-        counts = Counter(claim.verdict for claim in claims)
-        total += counts
-        print(path)
-        said = set()
-        for claim in claims:
-            if _ALL.value or claim.verdict != "confirmed":
-                known = claim.note in said and len(claim.note) > len(_AS_ABOVE)
-                print(show(claim._replace(note=_AS_ABOVE) if known else claim))
-                said.add(claim.note)
-        print(f"  {_said(counts)}", flush=True)
+        found = verify.verify(
+            path, data_dir=common.DATA_DIR.value, kept=kept, seed=seed,
+            level=fresh_draws.LEVEL / len(paths), **given,
+        )  # fmt: skip
+        made += found
+        _print(path, found)
     if len(paths) > 1:
-        print(f"{len(paths)} records: {_said(total)}")
-    return 1 if total["refuted"] else 0
+        print(f"{len(paths)} records: {_said(made)}")
+    print(f"seed of fresh draws: {seed}")
+    print(_core(made))
+    return claims.status(made)
+
+
+def _print(path: Path, found: list) -> None:
+    """A record's claims; those that no file can show come last."""
+    print(path)
+    said: set[str] = set()
+    shown = [claim for claim in found if _ALL.value or claim.verdict != "confirmed"]
+    for claimed in (False, True):
+        some = [claim for claim in shown if (claim.verdict == "claimed") == claimed]
+        if claimed and some:
+            print("  claimed, not verifiable from the files:")
+        for claim in some:
+            known = claim.note in said and len(claim.note) > len(_AS_ABOVE)
+            print(show(claim._replace(note=_AS_ABOVE) if known else claim))
+            said.add(claim.note)
+    print(f"  {_said(found)}", flush=True)
+
+
+def _seed() -> int:
+    """Of the fresh draws: the flag's, else one that nobody can have known."""
+    from advdet import fresh_draws
+
+    return common.SEED.value if common.SEED.present else fresh_draws.entropy()
 
 
 def _given() -> dict:
@@ -113,8 +137,24 @@ def _given() -> dict:
     return given
 
 
-def _said(counts: Counter) -> str:
-    return ", ".join(f"{counts[name]} {name}" for name in ("confirmed", "refuted", "not decidable"))
+def _said(found: list) -> str:
+    counts = Counter(claim.verdict for claim in found)
+    return ", ".join(
+        f"{counts[name]} {name}" for name in ("confirmed", "refuted", "not decidable", "claimed")
+    )
+
+
+def _core(found: list) -> str:
+    """The last line: what became of the claims without which a record is worth nothing."""
+    counts = Counter(claim.verdict for claim in found if claim.is_core)
+    confirmed, refuted, undecided = (
+        counts[name] for name in ("confirmed", "refuted", "not decidable")
+    )
+    share = confirmed / max(1, confirmed + refuted + undecided)
+    return (
+        f"core claims: {confirmed} confirmed, {refuted} refuted, {undecided} undecided "
+        f"({share:.1%} confirmed)"
+    ).replace("%", " %")
 
 
 if __name__ == "__main__":

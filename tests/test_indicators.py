@@ -5,7 +5,7 @@ import pytest
 import toys
 
 from advdet import indicators, metrics, naturals, probes, records, reruns, sets, slopes
-from advdet.assess import _with_noise
+from advdet.assess import with_noise
 from advdet.attacks.base import AttackResult
 from advdet.attacks.objectives import Generic
 from advdet.judge import judge
@@ -313,7 +313,7 @@ def test_noise_has_the_length_asked_for_after_clipping():
     images = toys.digits(5, 8)
     clean = Batch(images, np.zeros(8, np.int32), np.arange(8, dtype=np.int32))
     wanted = np.float32([0.1, 0.5, 1.0, 2.0, 3.0, np.inf, 0.0, 100.0])
-    noisy = _with_noise(0, clean, wanted)
+    noisy = with_noise(0, clean, wanted)
     assert noisy.min() >= 0 and noisy.max() <= 1 and noisy.dtype == np.float32
     reached = metrics.l2(noisy, images)
     np.testing.assert_allclose(reached[:5], wanted[:5], rtol=1e-3)

@@ -22,7 +22,7 @@ pytest_plugins = ["cli_tools"]
 _KEYS = {
     "schema", "run", "counts", "clean", "attack", "detection", "controls",
     "correction", "sets", "verdict",
-    "intervals", "indicators", "paper", "seconds",
+    "intervals", "indicators", "paper", "seconds", "arrays_sha256",
 }  # fmt: skip
 _JUDGE, _DRAWS = 0x4A55, 5
 
@@ -74,6 +74,7 @@ def test_a_record_has_the_schemas_keys_and_nothing_undefined(evaluated):
     for name, path in evaluation.paths.items():
         record, arrays = read_record(path)
         assert set(record) == _KEYS
+        assert record["arrays_sha256"] == str(arrays["sha256"])
         assert record == json.loads(json.dumps(evaluation.records[name]))
         for field, value in evaluation.arrays[name].items():
             np.testing.assert_array_equal(arrays[field], value)

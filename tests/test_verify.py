@@ -10,83 +10,13 @@ import numpy as np
 import pytest
 import toy_detectors
 import toys
+from verify_tools import HONEST, forged, of, put, verdicts
 
-import advdet
-from advdet import claims, provenance, rejudge, results, verify
-from advdet.detectors import from_spec
+from advdet import claims, provenance, rejudge, verify
 from advdet.types import InputError
 from experiments import verify as command
 
-N = 10
-MMD = "mmd:num_reference=40,set_size=4,num_permutations=99"
-# name -> (detector, threat model, further settings)
-HONEST = {
-    "score": (toy_detectors.Far(), "perfect_knowledge", {}),
-    "random": (
-        toy_detectors.ShakyFar(),
-        "perfect_knowledge",
-        {"operating_point": "0.5", "objective": "generic"},
-    ),
-    "unaware": (toy_detectors.Far(), "zero_knowledge", {"operating_point": "0.5"}),
-    "corrector": (toy_detectors.Fade(), "zero_knowledge", {}),
-    "set": (from_spec(MMD), "perfect_knowledge", {}),
-    "copy": (toy_detectors.Far(), "limited_knowledge", {}),
-    "bare": ("none", "perfect_knowledge", {"targets": "untargeted"}),
-    "given": ("none", "perfect_knowledge", {"targets": "least_likely"}),
-}
-
-
-@pytest.fixture(scope="module")
-def scene():
-    """The classifier and the data."""
-    return toy_detectors.splits()
-
-
-@pytest.fixture(scope="module")
-def stored(scene, tmp_path_factory):
-    """The path of an honest record's JSON, by name; each is made once."""
-    network, data = scene
-    made = {}
-
-    def get(name, attack="ddn"):
-        if name not in made:
-            detector, threat_model, settings = HONEST[name]
-            copy = None
-            if threat_model == "limited_knowledge":
-                copy = (toys.network(7), detector)
-            given = dict(
-                classifier=network, data=data, threat_model=threat_model,
-                attack="all" if name == "given" else "ddn",
-                preset="smoke", num_images=N, steps=20, binary_search_steps=1, lanes=toys.LANES,
-                results_dir=tmp_path_factory.mktemp(name), surrogate=copy, progress=False,
-            )  # fmt: skip
-            made[name] = advdet.evaluate(detector, **(given | settings))
-        return made[name].paths[attack]
-
-    return get
-
-
-@pytest.fixture(scope="module")
-def check(scene):
-    """Verifies a record with the scene's classifier and data."""
-    network, data = scene
-    kept = {}
-
-    def call(path, **changes):
-        given = dict(classifier=network, data=data, kept=kept, progress=False)
-        return verify.verify(path, **(given | changes))
-
-    return call
-
-
-def verdicts(found):
-    return {claim.name: claim.verdict for claim in found}
-
-
-def of(found, verdict):
-    return {claim.name for claim in found if claim.verdict == verdict}
-
-
+pytest_plugins = ["verify_tools"]
 CASES = [(name, "ddn") for name in HONEST] + [("given", "carlini_wagner"), ("given", "best")]
 
 
@@ -97,15 +27,14 @@ def test_an_honest_record_is_confirmed(name, attack, stored, check):
     assert not refuted, refuted
     kind = "score" if isinstance(HONEST[name][0], str) else HONEST[name][0].kind
     record = json.loads(stored(name, attack).read_text())
-    # A copy's own successes cannot be seen from the victim; indicators are not looked at.
+    # A copy's own successes cannot be seen from the victim.
     open_ones = {"success, missed"} if name == "copy" else set()
-    if record["verdict"] == "evaluation invalid":
-        open_ones |= {"verdict"}
     assert of(found, claims.UNDECIDED) <= open_ones
     names = of(found, claims.CONFIRMED)
-    assert {"seal", "image", "id, label", "distance", "target_class"} <= names
+    assert {"seal", "image", "id, label", "distance", "target_class", "run.defense", "place",
+            "run.fit", "run.settings_hash", "paper.in_band"} <= names  # fmt: skip
     assert {"attack.success_rate.misclassified", "attack.success_rate_8bit", "clean.accuracy",
-            "counts.succeeded", "verdict"} <= names | open_ones  # fmt: skip
+            "counts.succeeded", "verdict"} <= names  # fmt: skip
     for part in ("mean_l2", "median_l2"):
         assert (record["attack"][part] is None) == (f"attack.{part}" not in names)
     if kind == "score" and name not in ("bare", "given"):
@@ -118,24 +47,6 @@ def test_an_honest_record_is_confirmed(name, attack, stored, check):
         assert {"correction.target_broken", "correction.label_restored"} <= names
     if name == "set":
         assert {"sets.adversarial.rejected", "sets.clean.median_p"} <= names
-
-
-def forged(path, folder, json_change=None, array_change=None, seal=True):
-    """A copy of a record with its JSON and arrays changed."""
-    record = json.loads(path.read_text())
-    with np.load(path.with_suffix(".npz")) as file:
-        arrays = {name: file[name] for name in file.files}
-    digest = arrays.pop("sha256")
-    if json_change:
-        json_change(record)
-    if array_change:
-        array_change(arrays)
-    if seal:
-        digest = np.array(results.digest(arrays))
-    copy = folder / path.name
-    copy.write_text(json.dumps(record))
-    np.savez(copy.with_suffix(".npz"), **arrays, sha256=digest)
-    return copy
 
 
 def flip_byte(arrays):
@@ -159,17 +70,6 @@ def darken(arrays):
     row = int(np.argmax(arrays["success"]))
     image[row] *= 0.7
     arrays["image"], arrays["image_uint8"] = image, np.round(image * 255).astype(np.uint8)
-
-
-def put(*path, value):
-    def change(record):
-        *parents, last = path
-        place = record
-        for name in parents:
-            place = place[name]
-        place[last] = value(place[last])
-
-    return change
 
 
 ARRAY_FORGERIES = {
@@ -260,7 +160,7 @@ def test_a_verdict_in_other_words_is_refuted(stored, check, tmp_path):
         record["indicators"]["one_step"] = sign
 
     found = check(forged(stored("score"), tmp_path, json_change=excused))
-    assert verdicts(found)["verdict"] == claims.REFUTED
+    assert verdicts(found)["indicators.one_step"] == claims.REFUTED
 
 
 def test_a_class_that_is_none_is_refuted_with_the_rest_left_standing(stored, check, tmp_path):
@@ -316,7 +216,7 @@ def test_a_miss_that_reaches_no_goal_is_refuted(scene, stored, check, tmp_path):
 def test_an_unsealed_change_is_refuted_by_the_seal_alone(stored, check, tmp_path):
     change = lambda arrays: arrays.update(num_gradients=arrays["num_gradients"] + 1)
     found = check(forged(stored("score"), tmp_path, array_change=change, seal=False))
-    assert [claim[:2] for claim in found] == [("seal", claims.REFUTED)]
+    assert of(found, claims.REFUTED) == {"seal"} and not of(found, claims.CONFIRMED) & {"image"}
     path = stored("score")
     for suffix in (".json", ".npz"):
         shutil.copy(path.with_suffix(suffix), tmp_path / f"bytes{suffix}")
@@ -429,12 +329,13 @@ def test_a_detector_that_is_not_here_or_another_is_not_decided(stored, check, tm
     twist = lambda arrays: arrays.update(clean_score=arrays["clean_score"] * 2)
     found = check(forged(stored("score"), tmp_path, other, twist))
     assert "is not the record's (0000" in {c.name: c.note for c in found}["detection"]
+    assert verdicts(found)["run.fit"] == claims.UNDECIDED
 
 
 def test_damaged_files_are_said_in_words(stored, check, tmp_path):
     path = stored("bare")
-    lacking = forged(path, tmp_path, lambda record: record.pop("counts"))
-    assert [c.note for c in check(lacking)] == ["not a whole record: it lacks 'counts'"]
+    lacking = forged(path, tmp_path, lambda record: record["run"].pop("targets"))
+    assert check(lacking)[-1].note == "not a whole record: it lacks 'targets'"
     no_array = forged(path, tmp_path, array_change=lambda a: a.pop("missed"))
     assert check(no_array)[0].note == "there is no array missed"
     short = forged(path, tmp_path, array_change=lambda a: a.update(label=a["label"][1:]))
@@ -463,8 +364,11 @@ def test_the_command_prints_a_line_a_claim_and_says_by_its_status(
     assert command.main(str(path)) == 0
     said = capsys.readouterr().out
     found = Counter(claim.verdict for claim in check(path))
-    assert f"{found[claims.CONFIRMED]} confirmed, 0 refuted" in said
+    assert f"{found[claims.CONFIRMED]} confirmed, 0 refuted, 0 not decidable" in said
     assert "confirmed      attack.success_rate.0.05" in said
+    claimed = said[said.index("claimed, not verifiable from the files:") :]
+    assert "run.threat_model" in claimed and "seconds" in claimed
+    assert "0 refuted, 0 undecided (100.0 % confirmed)" in said.splitlines()[-1]
     (tmp_path / "transfer.json").write_text('{"schema": 1, "run": {}, "rows": []}')
     forged(path, tmp_path, JSON_FORGERIES["attack.mean_l2"])
     assert command.main(str(tmp_path)) == 1
