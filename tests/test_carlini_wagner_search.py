@@ -34,8 +34,8 @@ class OwnPlane:
 def problem(size, optimum, seed, start):
     """An image [size + 1, 1, 2] with its plane at this distance, and a start of this kind."""
     random = np.random.RandomState(seed)
-    normal = random.randn(size)
-    normal = (0.4 * normal / np.abs(normal).max()).astype(np.float32).astype(np.float64)
+    normal = 0.3 * random.choice([-1.0, 1.0], size) * random.uniform(0.7, 1.3, size)
+    normal = normal.astype(np.float32).astype(np.float64)
     clean = random.uniform(0.3, 0.7, size).astype(np.float32).astype(np.float64)
     unit = normal / np.linalg.norm(normal)
     assert np.ptp(np.clip(clean + optimum * unit, 0, 1) - clean - optimum * unit) < 1e-6
@@ -78,7 +78,8 @@ def test_a_start_that_noise_made_adversarial_does_not_close_the_bracket():
 @pytest.mark.parametrize("name, most", [("fast", 1.05), ("thorough", 1.02)])
 @pytest.mark.parametrize("size, optima", [(8, (0.01, 0.03, 0.3)), (784, (0.01, 0.5, 3.0))])
 def test_the_optimum_is_found_from_clean_and_from_natural_starts(name, most, size, optima):
-    cases = itertools.product([size], optima, range(3), ["clean", "natural"])
+    seeds = range(3 if size == 8 else 1)  # large problems cost time
+    cases = itertools.product([size], optima, seeds, ["clean", "natural"])
     found = ratios(preset(name), list(cases))
     assert 0.999 < found.min() and found.max() < most
 
