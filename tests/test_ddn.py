@@ -41,6 +41,10 @@ def plain_ddn(goals, image, attack: DDN):
         direction = -unit(sum(unit(gradient) for gradient in followed))
         cosine = 0.5 * (1 + np.cos(np.pi * iteration / attack.steps))
         length = attack.last_step + (attack.first_step - attack.last_step) * cosine
+        if len(found) > 1:
+            reached = np.linalg.norm(now - clean)
+            radius = min(radius, reached) if met and reached > 0 else radius
+            radius = min(radius, np.linalg.norm(np.maximum(clean, 1 - clean)))
         radius *= 1 - attack.gamma if met else 1 + attack.gamma
         now = np.clip(clean + radius * unit(now - clean + length * direction), *attack.bounds)
     return best
@@ -208,3 +212,48 @@ def test_from_a_start_that_is_farther_away_the_radius_is_that_start_s():
     )(jnp.asarray(images), jnp.asarray(start))  # fmt: skip
     np.testing.assert_allclose(begin(far), np.maximum(away, 1.0), rtol=1e-5)
     np.testing.assert_array_equal(begin(images), 1.0)
+
+
+# ---- several goals
+
+
+def states_of(attack, defense, images, targets):
+    """The states [N] of an attack on images, one step after the other."""
+    begin = lambda image, target: attack.init(
+        None, jnp.int32(0), image, target, image, jnp.ones(image.shape, bool)
+    )
+    states = jax.vmap(begin)(jnp.asarray(images), jnp.asarray(targets))
+    step = jax.jit(jax.vmap(lambda s: attack.step(jax.random.key(0), Generic(), defense, s)))
+    for _ in range(attack.steps):
+        states = step(states)
+        yield states
+
+
+def guarded_by_a_line(threshold, count=6):
+    """A network guarded by a linear score, images of which many pixels are at an edge, targets."""
+    net = toys.network()
+    images = np.concatenate([toys.digits(11, count), np.zeros((1, *toys.SHAPE), np.float32)])
+    direction = jnp.asarray(np.random.RandomState(5).randn(toys.PIXELS), jnp.float32)
+    defense = toys.guarded(net, toys.LinearScore(), direction, threshold, 1.0)
+    return defense, images, toys.wrong_targets(net, images)
+
+
+def test_a_goal_out_of_reach_does_not_let_the_norm_grow_beyond_the_box():
+    defense, images, targets = guarded_by_a_line(-1e3)
+    farthest = np.sqrt(np.square(np.maximum(images, 1 - images)).sum((1, 2, 3)))
+    for states in states_of(ATTACK, defense, images, targets):
+        assert (np.asarray(states.radius) <= farthest * (1 + ATTACK.gamma) * (1 + 1e-5)).all()
+    assert (np.asarray(states.radius) > 0.9 * farthest).all()  # it was wanted
+
+
+def test_after_a_success_the_norm_shrinks_from_what_was_reached():
+    defense, images, targets = guarded_by_a_line(0.0)
+    attack, before, seen = DDN(60, initial_radius=6.0), None, 0
+    for states in states_of(attack, defense, images, targets):
+        if before is not None:
+            norms = np.sqrt(np.square(np.asarray(before.walk.current) - images).sum((1, 2, 3)))
+            shrunk = np.asarray(states.radius) < np.asarray(before.radius) * (1 - 1e-4)
+            seen += int(shrunk.sum())
+            assert (np.asarray(states.radius)[shrunk] <= 0.95 * norms[shrunk] * (1 + 1e-4)).all()
+        before = states
+    assert seen > 20

@@ -5,8 +5,11 @@ fixed factor while all goals are reached and grows while one is not. There is no
 for, and with a detector in the loop each goal's gradient is normalised on its own, so scores of any
 scale can stand beside logits.
 
-Source: Rony et al. 2019 (arXiv 1811.09600), algorithm 1, without its quantisation; several goals
-are this project's extension.
+Source: Rony et al. 2019 (arXiv 1811.09600), algorithm 1, without its quantisation. With one goal it
+is followed to the letter. Several goals are this project's extension, with two differences. Where
+the perturbation was clipped to the box it stays behind its norm, so the norm shrinks from what was
+reached, not from what was asked for. And no norm is larger than that of the farthest image in the
+box: after a long way without a success it would take as long to come back from it.
 """
 
 from __future__ import annotations
@@ -83,7 +86,10 @@ class DDN:
         progress = walk.iteration.astype(jnp.float32) / self.steps
         cosine = 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
         length = self.last_step + (self.first_step - self.last_step) * cosine
-        radius = state.radius * jnp.where(accepted, 1.0 - self.gamma, 1.0 + self.gamma)
+        radius = state.radius
+        if losses.shape[0] > 1:
+            radius = self._within_reach(radius, walk, accepted)
+        radius = radius * jnp.where(accepted, 1.0 - self.gamma, 1.0 + self.gamma)
         moved = walk.current - walk.image + length * direction
         proposal = jnp.clip(walk.image + radius * normalised(moved), *self.bounds)
         walk = walk._replace(
@@ -93,6 +99,15 @@ class DDN:
             num_gradients=walk.num_gradients + losses.shape[0],
         )
         return State(walk, radius)
+
+    def _within_reach(self, radius, walk: base.Walk, accepted) -> jax.Array:
+        """The norm that the next one counts from: no larger than what the box allows."""
+        low, high = self.bounds
+        reached = _norm(walk.current - walk.image)
+        farthest = _norm(jnp.maximum(walk.image - low, high - walk.image))
+        # A clean image that is a success already has no norm to shrink from.
+        shrunk = jnp.where(accepted & (reached > 0), jnp.minimum(radius, reached), radius)
+        return jnp.minimum(shrunk, farthest)
 
     def done(self, state: State) -> jax.Array:
         """Whether all steps are taken; [] bool."""
@@ -105,3 +120,7 @@ class DDN:
     def max_steps(self) -> int:
         """The steps that one image takes."""
         return int(self.steps)
+
+
+def _norm(perturbation: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.sum(jnp.square(perturbation)))
