@@ -319,7 +319,7 @@ def test_a_set_whose_images_reach_the_joint_goal_is_not_told_from_training_image
 
 @pytest.mark.parametrize(
     "defense, auto",
-    [("outlier_class", "generic"), ("input_pca", "frozen"), ("hidden_pca", "stages"),
+    [("outlier_class", "both_sides"), ("input_pca", "frozen"), ("hidden_pca", "stages"),
      ("mmd", "jointly"), ("kernel_density", "density"), ("dropout", "quantile"),
      ("mean_blur", "generic")],
 )  # fmt: skip
