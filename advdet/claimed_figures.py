@@ -24,9 +24,9 @@ from advdet.claims import (
     undecided,
 )
 from advdet.defenses import POINTS, classify_images, undefended
-from advdet.judge import Judgement
+from advdet.judge import Judgement, class_margins
 from advdet.rebuild import Evidence
-from advdet.rejudge import Looks, Seen, logit_error, margins, score_error, see_classes
+from advdet.rejudge import Looks, Seen, logit_error, score_error, see_classes
 
 _ELSEWHERE = "of the undefended classifier's record, which is not beside this one"
 _P_ERROR = 0.005  # of a permutation test's p-value: a few permutations that tie
@@ -201,7 +201,7 @@ def _correction(evidence: Evidence, shown: Seen, reached) -> list[Claim]:
         return [compare("correction", stored and 1.0, None)]
     some, labels = shown.take(reached), evidence.arrays["label"][reached]
     restored = some.logits.argmax(axis=1) == labels
-    close = np.abs(margins(some.logits, labels)) <= logit_error(some.logits)
+    close = np.abs(class_margins(some.logits, labels)) <= logit_error(some.logits)
     broken = _mean_range(~some.wanted & some.sure, ~some.wanted | ~some.sure)
     return [
         compare("correction.n", stored["n"], int(reached.sum())),
@@ -258,7 +258,7 @@ def of_many_clean_images(evidence: Evidence, kept: dict[Any, Any], progress: boo
     batch, ties = evidence.built.splits.test.take(slice(count)), 0.0
     if stored["accuracy"] != figures["accuracy"]:
         logits = classify_images(jax.random.key(0), victim.defense, batch.images, batch.ids)
-        close = np.abs(margins(logits, np.asarray(batch.labels))) <= logit_error(logits)
+        close = np.abs(class_margins(logits, np.asarray(batch.labels))) <= logit_error(logits)
         ties = float(close.mean())
     accuracy = Range(figures["accuracy"] - ties, figures["accuracy"] + ties)
     found = [

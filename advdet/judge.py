@@ -107,6 +107,13 @@ def judge_in_pieces(
     return Judgement(np.concatenate(logits), np.concatenate(wanted), np.concatenate(scores, axis=1))
 
 
+def class_margins(logits: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """[N] the logit of a class [N] less the best other one."""
+    rows, others = np.arange(len(logits)), logits.copy()
+    others[rows, classes] = -np.inf
+    return logits[rows, classes] - others.max(axis=1)
+
+
 def is_wanted(logits: np.ndarray, targets: np.ndarray, targeted: bool) -> np.ndarray:
     """[N] bool: the target alone is best (targeted), or some other class beats it (untargeted)."""
     rows = np.arange(len(logits))

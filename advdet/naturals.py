@@ -12,7 +12,7 @@ import numpy as np
 
 from advdet import starts
 from advdet.defenses import Defense
-from advdet.judge import NUM_DRAWS, Judgement, judge
+from advdet.judge import NUM_DRAWS, Judgement, class_margins, judge
 from advdet.splits import Splits
 from advdet.types import Batch
 
@@ -57,8 +57,13 @@ def nearest(
     rows: np.ndarray,
     *,
     targeted: bool,
+    confidence: float = 0.0,
+    detector_margin: float = 0.0,
 ) -> np.ndarray | None:
     """[N] L2 to the nearest natural image that most of the judge's draws take for a success.
+
+    It must be all that the attack was asked for: one that fails at a confidence which no natural
+    image has is not at fault.
 
     Args:
       naturals: of `look`.
@@ -67,13 +72,17 @@ def nearest(
       goal: [N] wanted classes, or the true ones where not targeted.
       rows: [N] bool, those to look for; others get inf, as do those without such an image.
       targeted: which of the two.
+      confidence, detector_margin: what the attack was asked for beyond the decisions.
     """
     found = np.full(len(images), np.inf)
     if not rows.any():
         return found
     if naturals is None:
         return None
-    labels, passes = np.asarray(naturals.batch.labels), naturals.judged.success(threshold) > 0.5
+    labels = np.asarray(naturals.batch.labels)
+    limit = None if threshold is None else threshold - detector_margin
+    passes = naturals.judged.success(limit) > 0.5
+    passes &= class_margins(naturals.judged.logits, labels) > confidence
     flat = np.asarray(naturals.batch.images, np.float64).reshape(len(labels), -1)
     for row in np.flatnonzero(rows):
         there = flat[passes & ((labels == goal[row]) == targeted)]

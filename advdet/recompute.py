@@ -131,6 +131,8 @@ def _natural(evidence: Evidence, seen: Verdicts) -> np.ndarray | None:
     return naturals.nearest(
         known, threshold, np.asarray(evidence.clean.images), evidence.arrays["target_class"],
         failed, targeted=run["targets"] != "untargeted",
+        confidence=run["settings"]["confidence"],
+        detector_margin=run["settings"]["detector_margin"],
     )  # fmt: skip
 
 

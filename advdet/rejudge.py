@@ -15,7 +15,13 @@ import numpy as np
 
 from advdet.assess import squeezed, with_noise
 from advdet.defenses import Defense, FittedDefense, classify_images
-from advdet.judge import Judgement, is_wanted, judge_in_pieces, round_to_8_bit
+from advdet.judge import (
+    Judgement,
+    class_margins,
+    is_wanted,
+    judge_in_pieces,
+    round_to_8_bit,
+)
 from advdet.types import Batch
 
 LOGIT_ERROR, SCORE_ERROR, DIGITS_ERROR = 2e-5, 1e-3, 1e-5
@@ -149,22 +155,15 @@ def see_classes(
     """
     logits = classify_images(jax.random.key(0), defense, images, ids)
     none = np.zeros((1, 0), np.float32)
-    sure = np.abs(margins(logits, goal)) > logit_error(logits)
+    sure = np.abs(class_margins(logits, goal)) > logit_error(logits)
     return Seen(is_wanted(logits, goal, regime != "untargeted"), sure, logits, none, none)
 
 
 def _seen(victim, found: Judgement, classes, targeted: bool) -> Seen:
-    sure = np.abs(margins(found.logits, classes)) > logit_error(found.logits)
+    sure = np.abs(class_margins(found.logits, classes)) > logit_error(found.logits)
     wanted = is_wanted(found.logits, classes, targeted)
     error = score_error(victim, found.scores)
     return Seen(wanted, sure, found.logits, found.scores, error)
-
-
-def margins(logits: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """[N] the logit of a class less the best other one."""
-    rows, others = np.arange(len(logits)), logits.copy()
-    others[rows, classes] = -np.inf
-    return logits[rows, classes] - others.max(axis=1)
 
 
 def logit_error(logits: np.ndarray) -> np.ndarray:

@@ -221,6 +221,6 @@ def _write(path: Path, fill) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
+    except BaseException:  # Ctrl-C can come when the file stands in its place already
+        Path(temporary).unlink(missing_ok=True)
         raise

@@ -156,7 +156,8 @@ def judge_and_enter(step: Step, name, part, path, found, seconds, ran, more, ext
     shown = case.threat_model == "perfect_knowledge" and reach.minimal
     natural = lambda failed, threshold: naturals.nearest(
         case.naturals if shown and failed.any() else None, threshold, done.clean.images, step.goal,
-        failed, targeted=plan.targeted,
+        failed, targeted=plan.targeted, confidence=plan.confidence,
+        detector_margin=plan.detector_margin,
     )  # fmt: skip
     record, arrays = assess(
         run=part, victim=case.victim, clean=done.clean, test=case.splits.test, goal=step.goal,

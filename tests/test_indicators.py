@@ -362,5 +362,10 @@ def test_natural_images_are_those_that_the_judge_lets_pass_nearest_first():
     for row in (0, 2):
         assert found[row] == pytest.approx(metrics.l2(there, clean[[row]]).min())
     assert np.isinf(found[1])
+    for asked in ({"confidence": 1e6}, {"detector_margin": 1e6}):  # nothing natural is that far
+        more = naturals.nearest(
+            naturals.Naturals(batch, judged), limit, clean, goal, rows, targeted=True, **asked
+        )
+        assert np.isinf(more).all()
     look = lambda known, some: naturals.nearest(known, limit, clean, goal, some, targeted=True)
     assert look(None, rows) is None and np.isinf(look(None, ~_ALL[:3])).all()

@@ -110,7 +110,8 @@ def test_an_honest_toy_raises_no_flag():
         for name, record in evaluation.records.items():
             # DDN gives the detector's goal as much weight as the label's, and is behind C&W here.
             true = {"nearer_attack"} if name == "ddn" and evaluation is honest else set()
-            assert raised(record) == true, (name, record["indicators"])
+            # An image at its least distance need not survive a file: that is said, and is true.
+            assert raised(record) - {"lost_to_8bit"} == true, (name, record["indicators"])
             assert record["verdict"] == "broken"
     again = honest.records["best"]["indicators"]["nearer_again"]
     assert again["n"] == again["images"] >= 5 and abs(again["value"]) < indicators.TOLERATED

@@ -280,6 +280,18 @@ def test_a_crash_while_writing_leaves_no_half_file(tmp_path, monkeypatch):
     assert [name for name in files_in(tmp_path) if name.endswith("json")] == []
 
 
+def test_ctrl_c_just_after_a_file_took_its_place_stays_ctrl_c(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def interrupted(source, target):
+        replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        results.save_partial(tmp_path / "record.json", np.ones(3, bool), _ARRAYS)
+
+
 def test_equal_arrays_give_equal_bytes(tmp_path):
     for name in ("one", "two"):
         results.save(tmp_path / f"{name}.json", {"schema": 1}, _ARRAYS)

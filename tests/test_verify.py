@@ -12,7 +12,7 @@ import toy_detectors
 import toys
 from verify_tools import HONEST, forged, of, put, verdicts
 
-from advdet import claims, provenance, rejudge, verify
+from advdet import claims, judge, provenance, rejudge, verify
 from advdet.types import InputError
 from experiments import verify as command
 
@@ -29,6 +29,8 @@ def test_an_honest_record_is_confirmed(name, attack, stored, check):
     record = json.loads(stored(name, attack).read_text())
     # A copy's own successes cannot be seen from the victim.
     open_ones = {"success, missed"} if name == "copy" else set()
+    if name == "dead":  # whole numbers lie at the threshold, where rounding decides either way
+        open_ones = {"indicators.lost_to_8bit"}
     assert of(found, claims.UNDECIDED) <= open_ones
     names = of(found, claims.CONFIRMED)
     assert {"seal", "image", "id, label", "distance", "target_class", "run.defense", "place",
@@ -289,7 +291,8 @@ def test_what_float_error_leaves_open_is_bounded_from_both_sides():
     np.testing.assert_array_equal(most, [1, 1, 1, 0])
     assert seen.take(np.array([3])).success(None)[0] == 1
     logits = np.float32([[3, 1, 2], [50, 50.0005, 0]])
-    np.testing.assert_allclose(rejudge.margins(logits, np.array([0, 0])), [1, -0.0005], atol=4e-6)
+    wrong_by = judge.class_margins(logits, np.array([0, 0]))
+    np.testing.assert_allclose(wrong_by, [1, -0.0005], atol=4e-6)
     np.testing.assert_allclose(rejudge.logit_error(logits), [6e-5, 1e-3], rtol=1e-4)
 
 

@@ -102,9 +102,8 @@ _PAPER = {
     "mean_blur": _row(4, 3000, 0.01, 10.0),
 }
 _PAPER_DEFAULT = _row(3, 3000, 0.1, 1.0)
-# Made for photographs: in 300 steps at this rate a digit's background hardly moves, and three
-# values of c from 0.1 on end at 10, where the distance outweighs both networks on most digits. The
-# paper has no figure for this row on digits, so it is given what it needs.
+# Made for photographs: on digits it had neither the travel nor the values of c (which of them was
+# missing was not looked for). The paper has no figure for this row on digits, so it is given both.
 _PAPER_ON_DIGITS = {"inner_layer": _row(6, 1000, 0.1, 0.1)}
 # What `paper` fills beside the attack's own settings.
 PAPER_RUN = dict(
