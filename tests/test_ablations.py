@@ -57,6 +57,7 @@ def test_each_image_has_a_threshold_of_its_own():
         assert abs(float(other.detector[0])) > 1e-3
 
 
+@pytest.mark.slow  # it trains a network
 def test_weights_that_the_user_trained_are_named_by_their_file(cli, tmp_path, splits):
     folder = tmp_path / "results"
     words = (*_DATA, "--defense=none", "--preset=smoke", "--attack=ddn", "--num_images=4")
