@@ -2,9 +2,58 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
-from experiments import evaluation
+from experiments import common, evaluation, subject
+
+
+def prepared(kind: str, whose: str):
+    """What the flags name, with bad input refused before anything is run.
+
+    Args:
+      kind: name in `advdet.detectors` of the class that the experiment is about.
+      whose: the message's beginning where the flags name another.
+
+    Returns:
+      (detector, classifier, splits).
+
+    Raises:
+      InputError: another detector, or a folder that cannot be written.
+    """
+    from advdet import detectors, results, training
+    from advdet.types import InputError
+
+    detector = detectors.from_spec(subject.DEFENSE.value)
+    if not isinstance(detector, getattr(detectors, kind)):
+        raise InputError(f"{whose}, not {subject.DEFENSE.value}'s")
+    results.check_writable(evaluation.RESULTS_DIR.value)
+    splits = common.splits()
+    return detector, subject.classifier() or training.classifier_for(splits), splits
+
+
+def keep(experiment: str, file: str, attack, rows: dict[str, dict], **more) -> None:
+    """Prints the rows, and keeps them as JSON with the command that repeats them.
+
+    Args:
+      experiment: its module.
+      file: the JSON's name in the results folder.
+      attack: the attack that was run.
+      rows: of `figures`, by name.
+      **more: what else to keep.
+    """
+    import dataclasses
+
+    from advdet import results
+
+    print("\n".join(["", *lines(rows), ""]))
+    command = evaluation.command(experiment)
+    value = {"schema": results.SCHEMA, "kind": experiment, "command": command, **more}
+    path = Path(evaluation.RESULTS_DIR.value, file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results.write_json(path, value | {"attack": dataclasses.asdict(attack), "rows": rows})
+    print(f"figures {path}")
 
 
 def paper_attack(defense_name: str, channels: int):

@@ -12,12 +12,11 @@ python -m experiments.outlier_base --num_images=100 --crafted=55000
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from absl import flags
 
-from experiments import ablation, common, evaluation, subject
+from experiments import ablation, common, evaluation
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(evaluation)
@@ -70,18 +69,14 @@ def main() -> None:
     """Trains the base, attacks all networks, prints, and saves the figures as JSON."""
     import jax
 
-    from advdet import detectors, results, training, victims
+    from advdet import training, victims
     from advdet.attacks import presets
     from advdet.attacks.objectives import Generic, make
     from advdet.defenses import undefended, with_thresholds
-    from advdet.types import FitData, InputError
+    from advdet.types import FitData
 
-    detector = detectors.from_spec(subject.DEFENSE.value)
-    if not isinstance(detector, detectors.OutlierClass):
-        raise InputError(f"the extra class is outlier_class's, not {subject.DEFENSE.value}'s")
-    results.check_writable(evaluation.RESULTS_DIR.value)
-    splits, seed = common.splits(), common.SEED.value
-    classifier = subject.classifier() or training.classifier_for(splits)
+    seed, whose = common.SEED.value, "the extra class is outlier_class's"
+    detector, classifier, splits = ablation.prepared("OutlierClass", whose)
     folder = Path(evaluation.RESULTS_DIR.value)
     if CRAFTED.value:
         crafted = distinct_images(
@@ -115,26 +110,16 @@ def main() -> None:
         "extra class, to the base": ablation.figures(won, found.distance, on_base),
         "extra class, to the shipped": ablation.figures(won, found.distance, on_shipped),
     }
-    print("\n".join(["", *ablation.lines(rows), ""]))
     accuracy = {
         "base": training.accuracy(base, splits.test),
         "shipped": training.accuracy(classifier, splits.test),
     }
     print(", ".join(f"{name} {share:.2%} right" for name, share in accuracy.items()))
-    path = folder / f"{splits.name}-outlier_base{'-distinct' if CRAFTED.value else ''}.json"
-    value = {
-        "schema": results.SCHEMA,
-        "kind": "outlier_base",
-        "command": evaluation.command("outlier_base"),
-        "crafted": CRAFTED.value and {"wanted": CRAFTED.value, "changed": len(crafted.labels)},
-        "epochs": detector.epochs,
-        "accuracy": accuracy,
-        "attack": dataclasses.asdict(attack),
-        "rows": rows,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    results.write_json(path, value)
-    print(f"figures {path}")
+    ablation.keep(
+        "outlier_base", f"{splits.name}-outlier_base{'-distinct' if CRAFTED.value else ''}.json",
+        attack, rows, accuracy=accuracy, epochs=detector.epochs,
+        crafted=CRAFTED.value and {"wanted": CRAFTED.value, "changed": len(crafted.labels)},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

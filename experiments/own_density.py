@@ -13,14 +13,13 @@ python -m experiments.own_density --defense=kernel_density:sigma=20 --num_centre
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 from absl import flags
 
 from advdet.attacks.special_objectives import TwoStages
 from advdet.types import pytree
-from experiments import ablation, common, evaluation, subject
+from experiments import ablation, common, evaluation
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(evaluation)
@@ -61,17 +60,12 @@ def own_levels(defense, clean) -> np.ndarray:
 
 def main() -> None:
     """Attacks, judges, prints, and saves the figures as JSON."""
-    from advdet import detectors, results, training, victims
+    from advdet import victims
     from advdet.attacks.objectives import Generic
     from advdet.defenses import undefended
-    from advdet.types import InputError
 
-    detector = detectors.from_spec(subject.DEFENSE.value)
-    if not isinstance(detector, detectors.KernelDensity):
-        raise InputError(f"densities are kernel_density's, not those of {subject.DEFENSE.value}")
-    results.check_writable(evaluation.RESULTS_DIR.value)
-    splits, seed = common.splits(), common.SEED.value
-    classifier = subject.classifier() or training.classifier_for(splits)
+    seed, whose = common.SEED.value, "densities are kernel_density's"
+    detector, classifier, splits = ablation.prepared("KernelDensity", whose)
     clean, targets = ablation.paper_images(splits, seed)
     defense = victims.defend(detector, classifier, splits, seed=seed).at("native")
     attack = ablation.paper_attack("kernel_density", clean.images.shape[-1])
@@ -98,20 +92,10 @@ def main() -> None:
         "median, all centres": reached & (scores <= float(defense.threshold)),
     }
     rows = {name: ablation.figures(won, found.distance, first) for name, won in rows.items()}
-    print("\n".join(["", *ablation.lines(rows), ""]))
-    path = Path(evaluation.RESULTS_DIR.value, f"{splits.name}-own_density.json")
-    value = {
-        "schema": results.SCHEMA,
-        "kind": "own_density",
-        "command": evaluation.command("own_density"),
-        "sigma": float(defense.fitted["sigma"]),
-        "num_centres": NUM_CENTRES.value,
-        "attack": dataclasses.asdict(attack),
-        "rows": rows,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    results.write_json(path, value)
-    print(f"figures {path}")
+    ablation.keep(
+        "own_density", f"{splits.name}-own_density.json", attack, rows,
+        sigma=float(defense.fitted["sigma"]), num_centres=NUM_CENTRES.value,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+pytest.register_assert_rewrite("verify_tools")
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Most of the tests' time is compiling programs that run for a moment; commands inherit this.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -83,12 +83,12 @@ _OF_BASE = {
 _FEW = ("--defense=outlier_class:epochs=1", "--crafted=120", "--craft_steps=20")
 
 
+@pytest.mark.slow  # they train networks, and compile up to four attacks
 @pytest.mark.parametrize(
     ("module", "words", "rows"),
     [
         ("own_density", ("--defense=kernel_density:sigma=20",), _OF_DENSITY),
-        # This one trains two networks and compiles four attacks.
-        pytest.param("outlier_base", _FEW, _OF_BASE, marks=pytest.mark.slow),
+        ("outlier_base", _FEW, _OF_BASE),
     ],
 )
 def test_an_ablation_leaves_its_figures_and_how_to_repeat_them(cli, tmp_path, module, words, rows):

@@ -13,12 +13,17 @@ from advdet.attacks.variables import Bounds
 NORMS = ("linf", "l2")
 
 
+def length(move: jax.Array) -> jax.Array:
+    """[] its L2 norm, over all pixels and channels."""
+    return jnp.sqrt(jnp.sum(jnp.square(move)))
+
+
 def normalised(direction: jax.Array) -> jax.Array:
     """The direction at L2 length 1; zero stays zero."""
     # Scaled first: squares of entries near 1e-20 would vanish in float32.
     largest = jnp.max(jnp.abs(direction))
     scaled = direction / jnp.where(largest > 0, largest, 1.0)
-    norm = jnp.sqrt(jnp.sum(jnp.square(scaled)))
+    norm = length(scaled)
     return scaled / jnp.where(norm > 0, norm, 1.0)
 
 
@@ -52,8 +57,8 @@ def project(
         near = jnp.clip(proposal, image - epsilon, image + epsilon)
     else:
         move = jnp.where(free, proposal - image, 0.0)
-        length = jnp.sqrt(jnp.sum(jnp.square(move)))
-        near = image + move * jnp.where(length > epsilon, epsilon / jnp.maximum(length, 1e-30), 1.0)
+        far = length(move)
+        near = image + move * jnp.where(far > epsilon, epsilon / jnp.maximum(far, 1e-30), 1.0)
     return jnp.where(free, jnp.clip(near, *bounds), image)
 
 

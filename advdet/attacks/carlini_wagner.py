@@ -11,8 +11,8 @@ Departures, all of which restart_noise=0 turns off:
 
 - While there has been no success, the next c starts from the image with a little noise. From the
   image itself each larger c follows the same path (Adam does not feel the scale), and where that
-  path ends in a local minimum all of them fail. After a success the search
-  goes on from the image: noise can lie on the far side of a boundary that is not the nearest.
+  path ends in a local minimum all of them fail. After a success the search goes on from the image:
+  noise can lie on the far side of a boundary that is not the nearest.
 - A c has worked if a success came after the last check (a tenth of the steps). In the released
   code any success will do, even that of a start which is adversarial as it is (a natural image,
   noise), or of the first move of Adam, learning_rate / 2 sqrt(D) long whatever c is. Both halve a c
@@ -33,7 +33,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from advdet.attacks import base
+from advdet.attacks import balls, base
 from advdet.attacks.variables import Bounds, from_box, to_box
 from advdet.types import pytree
 
@@ -230,15 +230,15 @@ class CarliniWagner:
     def _gradient(self, state: State, outwards: jax.Array, upwards: jax.Array) -> jax.Array:
         """What Adam descends, of the slopes of the squared distance and of the hinges."""
         away = 2.0 * (state.best.image - state.image) * self._slope(state.best.image)
-        size = _norm(jnp.where(state.free, away, 0.0))
+        size = balls.length(jnp.where(state.free, away, 0.0))
         balanced = outwards / jnp.maximum(size, _TINY)
-        balanced += state.push * upwards / jnp.maximum(_norm(upwards), _TINY)
+        balanced += state.push * upwards / jnp.maximum(balls.length(upwards), _TINY)
         return jnp.where(state.refining, balanced, outwards + state.const * upwards)
 
     def _rate(self, state: State) -> jax.Array:
         """Adam's rate; when refining, such that a full move is a share of the best distance."""
         slope = self._slope(to_box(state.w, self.bounds))
-        reach = _norm(jnp.where(state.free, slope, 0.0))
+        reach = balls.length(jnp.where(state.free, slope, 0.0))
         wanted = state.share * jnp.sqrt(state.best.squared_distance) / jnp.maximum(reach, 1e-12)
         fall = state.share / _FIRST_SHARE
         rate = jnp.minimum(wanted, self.learning_rate * fall)
@@ -281,7 +281,3 @@ class CarliniWagner:
             push=pick(_PUSH, state.push),
             checkpoint=pick(jnp.inf, state.checkpoint),
         )
-
-
-def _norm(values: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(values)))

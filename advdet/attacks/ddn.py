@@ -20,8 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from advdet.attacks import base
-from advdet.attacks.balls import normalised
+from advdet.attacks import balls, base
 from advdet.attacks.variables import Bounds
 from advdet.types import pytree
 
@@ -62,7 +61,7 @@ class DDN:
         """A fresh state; `image`, `start`, `free` are [H, W, C], `target` [] int32."""
         del key, image_id
         walk = base.begin(image, target, start, free)
-        away = jnp.sqrt(jnp.sum(jnp.square(walk.current - image)))
+        away = balls.length(walk.current - image)
         return State(walk, jnp.maximum(jnp.asarray(self.initial_radius, jnp.float32), away))
 
     def step(self, key, objective, defense, state: State) -> State:
@@ -80,8 +79,8 @@ class DDN:
 
         open_goals = losses > 0
         weights = jnp.where(jnp.any(open_goals), open_goals.astype(losses.dtype), 1.0)
-        units = jax.vmap(normalised)(jnp.where(walk.free[None], gradients, 0.0))
-        direction = normalised(-jnp.tensordot(weights, units, axes=1))
+        units = jax.vmap(balls.normalised)(jnp.where(walk.free[None], gradients, 0.0))
+        direction = balls.normalised(-jnp.tensordot(weights, units, axes=1))
 
         progress = walk.iteration.astype(jnp.float32) / self.steps
         cosine = 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
@@ -91,7 +90,7 @@ class DDN:
             radius = self._within_reach(radius, walk, accepted)
         radius = radius * jnp.where(accepted, 1.0 - self.gamma, 1.0 + self.gamma)
         moved = walk.current - walk.image + length * direction
-        proposal = jnp.clip(walk.image + radius * normalised(moved), *self.bounds)
+        proposal = jnp.clip(walk.image + radius * balls.normalised(moved), *self.bounds)
         walk = walk._replace(
             current=jnp.where(walk.free, proposal, walk.image),
             iteration=walk.iteration + 1,
@@ -103,8 +102,8 @@ class DDN:
     def _within_reach(self, radius, walk: base.Walk, accepted) -> jax.Array:
         """The norm that the next one counts from: no larger than what the box allows."""
         low, high = self.bounds
-        reached = _norm(walk.current - walk.image)
-        farthest = _norm(jnp.maximum(walk.image - low, high - walk.image))
+        reached = balls.length(walk.current - walk.image)
+        farthest = balls.length(jnp.maximum(walk.image - low, high - walk.image))
         # A clean image that is a success already has no norm to shrink from.
         shrunk = jnp.where(accepted & (reached > 0), jnp.minimum(radius, reached), radius)
         return jnp.minimum(shrunk, farthest)
@@ -120,7 +119,3 @@ class DDN:
     def max_steps(self) -> int:
         """The steps that one image takes."""
         return int(self.steps)
-
-
-def _norm(perturbation: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(perturbation)))
