@@ -95,6 +95,34 @@ class Clipped(DDN):
     gamma: float = 1e-9
 
 
+@pytree
+@dataclasses.dataclass(frozen=True)
+class Uphill(DDN):
+    """Walks the wrong way."""
+
+    first_step: float = -1.0
+    last_step: float = -0.01
+
+
+@pytree
+@dataclasses.dataclass(frozen=True)
+class Elsewhere(DDN):
+    """Aims at another class than the one it was given."""
+
+    def init(self, key, image_id, image, target, start, free):
+        return super().init(key, image_id, image, (target + 1) % 10, start, free)
+
+
+@pytest.mark.parametrize(
+    ("attack", "flag"), [(Uphill, "classifier_goal_missed"), (Elsewhere, "natural_image_missed")]
+)
+def test_an_attack_that_aims_wrongly_raises_a_flag(monkeypatch, attack, flag):
+    monkeypatch.setitem(presets.ATTACKS, "ddn", attack)
+    record = evaluate(toys.Ink()).records["ddn"]
+    assert flag in raised(record), record["indicators"]
+    assert record["verdict"] == "evaluation invalid"
+
+
 def test_clipped_steps_are_told_by_one_step_and_by_the_label_missed(monkeypatch):
     monkeypatch.setitem(presets.ATTACKS, "ddn", Clipped)
     evaluation = evaluate(toys.Ink())
