@@ -79,7 +79,7 @@ def brightest(*arrays: np.ndarray) -> float:
 
 def _at_8_bits(images: np.ndarray, top: float) -> Iterator[bytes]:
     for start in range(0, len(images), _CHUNK):
-        part = np.asarray(images[start : start + _CHUNK], np.float32)
+        part = np.ascontiguousarray(images[start : start + _CHUNK], np.float32)
         yield from _digests(np.rint(part * np.float32(255 / top)).astype(np.uint8))
 
 

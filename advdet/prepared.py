@@ -25,6 +25,7 @@ from advdet.types import InputError
 
 _CACHE_FORMAT = 1
 _CHUNK = 1000
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names for so many channels
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
@@ -280,7 +281,11 @@ def _count_records(paths: Sequence[os.PathLike]) -> int:
 def _pixels(encoded: bytes, shape: tuple[int, ...]) -> np.ndarray:
     from PIL import Image
 
-    image = np.asarray(Image.open(io.BytesIO(encoded)))
+    opened = Image.open(io.BytesIO(encoded))
+    if opened.mode.startswith("I;16"):  # a grey PNG of 16 bits, of which TFDS keeps the high eight
+        opened = Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
+    # Sets mix grey, palette and RGBA files under one number of channels.
+    image = np.asarray(opened.convert(_MODES[shape[-1]]) if shape[-1] in _MODES else opened)
     image = image[..., None] if image.ndim == 2 else image
     if image.shape != shape:
         raise ValueError(f"an image of shape {image.shape} where {shape} was announced")

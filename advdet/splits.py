@@ -231,6 +231,11 @@ def check(splits: Splits) -> None:
                 f"{split} images are {np.asarray(batch.images).dtype}; in a Splits they must be "
                 "float32 in [0, 1] (Splits.from_arrays makes them so)"
             )
+        if np.ndim(batch.labels) != 1:
+            raise InputError(
+                f"{split} labels have shape {np.shape(batch.labels)}; in a Splits they must be [N] "
+                "(Splits.from_arrays makes them so)"
+            )
         images, labels = _check(split, batch.images, batch.labels)
         if not np.array_equal(images, batch.images):
             raise InputError(
@@ -282,7 +287,7 @@ def _hash(batch: Batch) -> str:
     digest.update(np.ascontiguousarray(batch.ids, np.int32))
     digest.update(np.ascontiguousarray(batch.labels, np.int32))
     for start in range(0, len(batch.ids), 1000):  # in pieces, to need little memory
-        images = np.asarray(batch.images[start : start + 1000], np.float32)
+        images = np.ascontiguousarray(batch.images[start : start + 1000], np.float32)
         whole = np.rint(images * 255).astype(np.uint8)
         exact = np.array_equal(whole.astype(np.float32) / np.float32(255), images)
         digest.update(whole if exact else images)
@@ -308,7 +313,7 @@ def _pair(what: str, arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
 
 def _check(what: str, images, labels) -> tuple[np.ndarray, np.ndarray]:
     """Images as float32 in [0, 1] and labels as int32, or InputError."""
-    images, labels = np.asarray(images), np.asarray(labels)
+    images, labels = np.ascontiguousarray(images), np.asarray(labels)
     if images.ndim != 4 or not images.size:
         hint = " (grey ones lack their last axis: images[..., None])" if images.ndim == 3 else ""
         raise InputError(
@@ -316,6 +321,8 @@ def _check(what: str, images, labels) -> tuple[np.ndarray, np.ndarray]:
         )
     if images.shape[1] in (1, 3) and images.shape[3] > 4:
         raise InputError(f"{what} images have shape {images.shape}: channels must come last")
+    if labels.ndim == 2 and labels.shape[1] == 1:  # as the Keras data sets have them
+        labels = labels[:, 0]
     if labels.ndim == 2:
         raise InputError(
             f"{what} labels have shape {labels.shape}, as one-hot labels have; give class numbers "

@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -201,6 +202,59 @@ def test_cache_dir(monkeypatch, tmp_path):
     assert datasets.cache_dir() == pathlib.Path.home() / ".cache" / "advdet"
 
 
+def _given(images, labels):
+    clean = np.random.RandomState(1).randint(0, 256, (20, 6, 5, 3)).astype(np.uint8)
+    return splits.Splits.from_arrays(test=(images, labels), clean=(clean, np.arange(20) % 4))
+
+
+def _on_a_file(images, tmp_path):
+    np.save(tmp_path / "images.npy", images)
+    return np.load(tmp_path / "images.npy", mmap_mode="r")
+
+
+_FORMS = {
+    "channels moved to the end": lambda x, _: np.ascontiguousarray(
+        x.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1),
+    "columns first": lambda x, _: np.asfortranarray(x),
+    "backwards": lambda x, _: x[::-1].copy()[::-1],
+    "every other": lambda x, _: np.repeat(x, 2, axis=0)[::2],
+    "bytes the other way": lambda x, _: x.astype(">f4"),
+    "float64": lambda x, _: x.astype(np.float64),
+    "on a file": _on_a_file,
+    "JAX's": lambda x, _: jnp.asarray(x),
+    "bytes": lambda x, _: np.asfortranarray(np.rint(255 * x).astype(np.uint8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_arrays_of_any_memory_layout_are_the_same_data(form, tmp_path):
+    images = np.random.RandomState(0).randint(0, 256, (12, 6, 5, 3)).astype(np.float32)
+    images, labels = images / np.float32(255), np.arange(12) % 4
+    expected = _given(images, labels)
+    data = _given(_FORMS[form](images, tmp_path), labels)
+    assert data.data_hash == expected.data_hash
+    np.testing.assert_array_equal(data.test.images, expected.test.images)
+    # The same in a Splits put together by hand.
+    strange = expected.test._replace(images=np.asfortranarray(expected.test.images))
+    by_hand = dataclasses.replace(expected, test=strange)
+    splits.check(by_hand)
+    assert by_hand.data_hash == expected.data_hash
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int8, ">i4"])
+def test_labels_may_stand_in_a_column(kind):
+    images = np.random.RandomState(0).rand(12, 6, 5, 3)
+    labels = (np.arange(12) % 4).astype(kind)
+    data = _given(images, labels[:, None])
+    assert data.test.labels.shape == (12,)
+    assert data.data_hash == _given(images, labels).data_hash
+    with pytest.raises(InputError, match="one-hot"):
+        _given(images, np.eye(4, dtype=int)[labels])
+    column = data.test._replace(labels=data.test.labels[:, None])
+    with pytest.raises(InputError, match="must be .N."):
+        splits.check(dataclasses.replace(data, test=column))
+
+
 # Prepared sets made here: small, of any structure.
 
 
@@ -210,13 +264,20 @@ def make_set(tmp_path, cache):
     import tensorflow_datasets as tfds
     from PIL import Image
 
-    def make(name, labels, shape=(8, 8, 3), num_classes=3):
+    def make(name, labels, shape=(8, 8, 3), num_classes=3, modes=("RGB",)):
         def examples(split):
             random = np.random.RandomState(len(split))
             for index, label in enumerate(labels[split]):
                 png = io.BytesIO()
                 size = [side or 5 + index % 3 for side in shape]
-                Image.fromarray(random.randint(0, 256, size).astype(np.uint8)).save(png, "PNG")
+                picture = Image.fromarray(random.randint(0, 256, size).astype(np.uint8))
+                mode = modes[index % len(modes)]
+                if mode == "I;16":
+                    wide = np.asarray(picture.convert("L")).astype(np.uint16) * 256 + 77
+                    picture = Image.fromarray(wide)
+                elif mode != "RGB":
+                    picture = picture.convert(mode)
+                picture.save(png, "PNG")
                 png.seek(0)
                 yield index, {"image": png, "label": label}
 
@@ -250,6 +311,24 @@ def make_set(tmp_path, cache):
 
 def _labels(count):
     return [index % 3 for index in range(count)]
+
+
+def test_grey_palette_and_other_files_are_decoded_as_the_feature_says(make_set, tmp_path):
+    modes = ("RGB", "RGBA", "L", "P", "LA", "I;16")
+    labels = {"train": [n % 6 for n in range(60)], "test": [n % 6 for n in range(12)]}
+    make_set("plain", labels, num_classes=6)
+    make_set("mixed", labels, num_classes=6, modes=modes)
+    plain, mixed = (datasets.load(name, data_dir=tmp_path).test for name in ("plain", "mixed"))
+    grey = np.rint(255 * plain.images) @ [0.299, 0.587, 0.114] / 255
+    for row, label in enumerate(mixed.labels):  # files come mixed
+        found, mode = mixed.images[row], modes[label]
+        if mode in ("RGB", "RGBA"):  # alpha, which is opaque here, goes
+            np.testing.assert_array_equal(found, plain.images[row])
+        elif mode == "P":  # the nearest colours of a palette
+            assert np.abs(found - plain.images[row]).mean() < 0.15
+        else:
+            assert (np.ptp(found, axis=-1) == 0).all()
+            np.testing.assert_allclose(found[..., 0], grey[row], rtol=0, atol=1.01 / 255)
 
 
 def test_any_prepared_classification_set_loads(make_set, tmp_path):
