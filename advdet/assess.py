@@ -77,12 +77,14 @@ def assess(
         nearest=see(found.nearest_miss),
         noisy=noisy,
         squeezed=see(squeezed(clean.images)),
+        unaware=unaware_scores(victim, clean, goal, baseline and baseline[1], seed),
     )
     threshold = victim.thresholds.get(point)
     failed = labelled.wanted & (adversarial.success(threshold) <= 0.5)
     record = records.build(
         run=run,
         thresholds=victim.thresholds,
+        clean_scores=victim.clean_scores,
         found=found,
         judged=judged,
         reference=reference,
@@ -116,6 +118,29 @@ def assess(
         **found._asdict(),
     }
     return record, arrays
+
+
+def unaware_scores(
+    victim: FittedDefense, clean: Batch, goal: np.ndarray, arrays, seed: int
+) -> np.ndarray | None:
+    """[M] scores of images made without knowledge of the detector, by the judge's first draw.
+
+    Args:
+      victim: the true defence.
+      clean: [N] the attacked images.
+      goal: [N] as of `assess`; it decides nothing here.
+      arrays: per-image arrays of the undefended classifier's record; None where there is none.
+      seed: of the run.
+    """
+    if arrays is None or not victim.thresholds:
+        return None
+    won = arrays["clean_correct"] & arrays["success"]
+    if not won.any():
+        return None
+    return judge(
+        victim.defense, arrays["image"][won], clean.ids[won], goal[won], targeted=True, seed=seed,
+        draws=1,
+    ).scores[0]  # fmt: skip
 
 
 def squeezed(images: np.ndarray) -> np.ndarray:

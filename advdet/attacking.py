@@ -50,7 +50,7 @@ def baseline_of(case: Case, plan: Settings, confidence: float = 0.0, **changes) 
     if known not in case.baselines:
         alone = dataclasses.replace(
             case, defense_name="none", threat_model="perfect_knowledge", copy=None,
-            victim=FittedDefense(undefended(case.classifier), {}),
+            victim=FittedDefense(undefended(case.classifier), {}), scores_before=None,
         )  # fmt: skip
         case.baselines[known] = attack_case(alone, bare)
     return case.baselines[known]

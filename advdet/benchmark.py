@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from advdet import attacking, budgets, cases, datasets, detectors, results, settings
+from advdet import attacking, budgets, cases, datasets, detectors, paths, results, settings
 from advdet.cases import Evaluation
 from advdet.detectors import Detector
 from advdet.detectors.function import FunctionDetector
@@ -188,6 +188,7 @@ def _prepared(changes, detector, given):
         if isinstance(detector, FunctionDetector) and not detector.learns:
             raise InputError(NO_SURROGATE)
     if given["results_dir"] is not None:
+        given["results_dir"] = paths.given(given["results_dir"])
         results.check_writable(given["results_dir"])
     splits = data
     if isinstance(data, Splits):

@@ -59,6 +59,7 @@ class Case:
       resume: go on with partial results.
       command: stored in records.
       progress: show what is done on stderr.
+      scores_before: of `inputs.some_scores`, before anything was attacked.
       baselines: settings -> what the attacks did to the undefended classifier, as far as known.
     """
 
@@ -73,6 +74,7 @@ class Case:
     resume: bool
     command: str | None
     progress: bool
+    scores_before: np.ndarray | None = None
     baselines: dict[tuple, Evaluation] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -157,12 +159,14 @@ def prepare(
         inputs.check_classifier(surrogate[0], splits)
         copy = fit(surrogate[1], surrogate[0], half="attacker")
     victim = fit(detector, classifier, half=half)
+    before = inputs.check_score(victim.defense, splits)
+    if copy is not None:
+        inputs.check_score(copy.defense, splits)
     for fitted in filter(None, (victim, copy)):
-        inputs.check_score(fitted.defense, splits)
         inputs.check_answers(fitted.defense, splits)
     return Case(
         splits, defense_name, threat_model, classifier, victim, copy,
-        plan.seed, results_dir, resume, command, progress,
+        plan.seed, results_dir, resume, command, progress, before,
     )  # fmt: skip
 
 

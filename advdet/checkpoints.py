@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from advdet import paths
 from advdet.types import InputError, PyTree
 
 SCHEMA = 1
@@ -34,7 +35,7 @@ def shipped(dataset: str, half: str = "full") -> Path | None:
 
 def manifest_path(path: str | Path) -> Path:
     """The manifest beside the npz."""
-    return Path(path).with_suffix(".json")
+    return paths.given(path).with_suffix(".json")
 
 
 def versions() -> dict[str, str]:
@@ -60,7 +61,7 @@ def save(path: str | Path, tree: PyTree, manifest: dict[str, Any]) -> Path:
     Returns:
       The path of the npz.
     """
-    path = Path(path)
+    path = paths.given(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = _npz_bytes(_flatten(tree))
     added = {"schema": SCHEMA, "sha256": hashlib.sha256(content).hexdigest()}
@@ -113,7 +114,7 @@ def load_arrays(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
       InputError: missing file, not an npz, or changed since it was written.
     """
-    path = Path(path)
+    path = paths.given(path)
     if not path.is_file():
         raise InputError(f"no checkpoint at {path}")
     content = path.read_bytes()

@@ -30,6 +30,7 @@ from advdet.recompute import Again
 NOT_COMPUTABLE = {
     "nearer_attack": "rests on the record of another attack",
     "nearer_again": "rests on a second run, which is not stored",
+    "score_drifts": "rests on what the score said during the run",
 }
 ASKS_GRADIENTS = ("zero_gradient", "wrong_gradient", "one_step")
 _SLACK = 1e-3  # of a figure, or of 1 where that is more: float error that adds up
@@ -89,7 +90,10 @@ def without_a_judge(evidence: Evidence) -> list[Claim]:
     stored, signs, interval = record["verdict"], record["indicators"], record["intervals"]
     if stored is MISSING or signs is MISSING or interval is MISSING:
         return [*found, undecided("verdict", why)]
-    ours = indicators.verdict(interval["success_rate"], signs, record["sets"] or None)
+    ours = indicators.verdict(
+        interval["success_rate"], signs, record["sets"] or None,
+        by_values=indicators.by_values(record["run"]),
+    )  # fmt: skip
     if stored != ours:
         return [*found, Claim("verdict", REFUTED, stored, ours)]
     return [*found, undecided("verdict", why, stored), undecided("paper", why)]
@@ -163,6 +167,8 @@ def _gradients(where: str, stored, found) -> Claim:
 def _not_computable(name: str, again: Again) -> str:
     if name in NOT_COMPUTABLE:
         return NOT_COMPUTABLE[name]
+    if name == "score_reversed" and again.unpaired:
+        return BASELINE_ELSEWHERE
     return again.unasked if name in ASKS_GRADIENTS else ""
 
 

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from advdet import originals, prepared
+from advdet import originals, paths, prepared
 from advdet.prepared import cache_dir
 from advdet.splits import Splits, assert_disjoint, permutation
 from advdet.types import Batch, InputError
@@ -38,7 +38,7 @@ def load(name: str, source: str = "auto", data_dir: str | pathlib.Path | None = 
     """
     if source not in SOURCES:
         raise InputError(f"unknown data source {source!r}; known: {', '.join(SOURCES)}")
-    folder = pathlib.Path(data_dir).expanduser() if data_dir else prepared.default_data_dir()
+    folder = paths.given(data_dir) if data_dir else prepared.default_data_dir()
     if name == "mnist_5k" or (name == "mnist" and source == "embedded"):
         splits = _embedded()
     elif source == "embedded":

@@ -162,16 +162,23 @@ def with_thresholds(
 def threshold_at(scores: np.ndarray, false_positive_rate: float) -> float:
     """The smallest of the given scores that at most this share of them exceeds.
 
+    Where more than that share have the largest score (decisions, 0 or 1), that one would be it and
+    nothing could ever be flagged. Then it is the next one below, and more are flagged.
+
     Args:
       scores: [N] scores of clean images.
       false_positive_rate: in (0, 1).
 
     Returns:
-      A threshold t with mean(scores > t) <= false_positive_rate.
+      A threshold t with mean(scores > t) <= false_positive_rate, but for such ties.
     """
     ranked = np.sort(np.asarray(scores, np.float32))
     allowed = int(np.floor(false_positive_rate * len(ranked) + 1e-9))
-    return float(ranked[len(ranked) - 1 - min(allowed, len(ranked) - 1)])
+    at = len(ranked) - 1 - min(allowed, len(ranked) - 1)
+    below = int(np.searchsorted(ranked, ranked[-1]))  # scores that are not the largest
+    if at >= below and len(ranked) - below > max(allowed, 1):
+        at = max(below - 1, 0)
+    return float(ranked[at])
 
 
 def image_keys(key: jax.Array, ids: jax.Array) -> jax.Array:

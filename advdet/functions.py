@@ -122,10 +122,14 @@ def as_rows(what: str, values: Any, shape: tuple[int | None, ...]) -> jax.Array:
       InputError: they have another shape, or are no numbers.
     """
     found = jnp.shape(values)
+    if len(shape) == 1 and found == (shape[0], 1):  # as the last layer of a network gives it
+        values, found = jnp.reshape(values, shape), shape
     if len(found) != len(shape) or any(s is not None and s != f for s, f in zip(shape, found)):
         wanted = ", ".join("K" if size is None else str(size) for size in shape)
+        two = len(shape) == 1 and found == (shape[0], 2)
+        hint = " (of two logits z, z[:, 1] - z[:, 0] is a score)" if two else ""
         raise InputError(f"{what} gives an array of shape {found} for {shape[0]} images; wanted "
-                         f"[{wanted}]")  # fmt: skip
+                         f"[{wanted}]{hint}")  # fmt: skip
     values = jnp.asarray(values)
     if jnp.issubdtype(values.dtype, jnp.complexfloating):
         raise InputError(f"{what} gives complex numbers")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from advdet import paths
 from advdet.box import in_box
 from advdet.splits import Splits
 from advdet.types import Batch, InputError
@@ -69,7 +70,7 @@ def read(path: str | Path, image_shape: tuple[int, int, int], num_classes: int) 
     Raises:
       InputError: the file, or an array in it, cannot be used; the message says why.
     """
-    path = Path(path)
+    path = paths.given(path)
     arrays = _arrays(path)
     record = "images" not in arrays and {"image", "label", "id"} <= set(arrays)
     get = lambda name: arrays.get(_NAMES[name] if record else name)

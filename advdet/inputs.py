@@ -8,13 +8,13 @@ import numpy as np
 from advdet import functions, logit_range, nets
 from advdet.defenses import Defense, classify_images, score_images
 from advdet.detectors import DETECTORS, Detector
+from advdet.indicators.model import steady
 from advdet.splits import Splits
 from advdet.types import Classifier, InputError
 
 _IMAGES = 100
 _FEW = 100
 _DARK = 0.25
-_FLOAT_ERROR = 1e-3  # of the spread of the answers
 
 
 def logits_of(classifier: Classifier, images: np.ndarray) -> np.ndarray:
@@ -85,14 +85,33 @@ def check_classifier_is_steady(
     _check_steady("the classifier", ask, images, logits)
 
 
-def check_score(defense: Defense, splits: Splits) -> None:
-    """The same for the score of a detector from elsewhere, with the keys of each image fixed."""
+def some_scores(defense: Defense, splits: Splits) -> np.ndarray | None:
+    """[M] scores of a few clean images with fixed keys: the same whenever they are asked for.
+
+    None for a defence that flags nothing, and for one whose code is advdet's own.
+    """
     detector = defense.detector
     if type(detector) in DETECTORS.values() or detector.kind != "score":
-        return
+        return None
     images, ids = (x[:_IMAGES] for x in (splits.threshold.images, splits.threshold.ids))
-    ask = lambda x: score_images(jax.random.key(0), defense, x, ids)
-    _check_steady("the score", ask, images, ask(images))
+    return score_images(jax.random.key(0), defense, images, ids)
+
+
+def check_score(defense: Defense, splits: Splits) -> np.ndarray | None:
+    """The same for the score of a detector from elsewhere, with the keys of each image fixed.
+
+    Returns:
+      What `some_scores` gave.
+
+    Raises:
+      InputError: the score wavers.
+    """
+    before = some_scores(defense, splits)
+    if before is not None:
+        images, ids = (x[:_IMAGES] for x in (splits.threshold.images, splits.threshold.ids))
+        ask = lambda x: score_images(jax.random.key(0), defense, x, ids)
+        _check_steady("the score", ask, images, before)
+    return before
 
 
 def check_answers(defense: Defense, splits: Splits) -> None:
@@ -111,15 +130,15 @@ def check_answers(defense: Defense, splits: Splits) -> None:
 
 
 def _check_steady(what: str, ask, images: np.ndarray, before: np.ndarray) -> None:
-    close = _FLOAT_ERROR * max(float(np.std(before)), 1e-6 * float(np.abs(before).max()), 1e-30)
-    if not np.allclose(ask(images), before, rtol=0, atol=close):
+    if not steady(before, ask(images)).all():
         raise InputError(
             f"{what} gives another answer for the same image each time: it draws random numbers of "
-            "its own (take a key, say random=True, or call .eval())"
+            "its own (take a key, say random=True, or call .eval()), or keeps state, such as a "
+            "running mean, that each call changes (take it out)"
         )
     half = len(images) // 2
     others = np.concatenate([images[:half], np.zeros_like(images[half:])])
-    if not np.allclose(ask(others)[:half], before[:half], rtol=0, atol=close):
+    if not steady(before, np.concatenate([ask(others)[:half], before[half:]])).all():
         raise InputError(
             f"{what} for an image depends on the other images of its batch (statistics of the "
             "batch, a module in training mode?); each row must be answered on its own"

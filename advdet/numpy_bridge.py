@@ -76,10 +76,13 @@ class NumpyFunction:
                 f"the NumPy score cannot be called on an array of shape {(1, *of_a_row)}: "
                 f"{functions.first_line(error)}"
             ) from error
-        if found.shape != (1, *wanted):
+        column = not wanted and found.shape == (1, 1)  # as scikit-learn and networks give it
+        if found.shape != (1, *wanted) and not column:
+            two = not wanted and found.shape == (1, 2)
+            hint = " (of two logits z, z[:, 1] - z[:, 0] is a score)" if two else ""
             raise InputError(
                 f"the NumPy score gives an array of shape {found.shape} for 1 image; wanted "
-                f"{(1, *wanted)}"
+                f"{(1, *wanted)}{hint}"
             )
 
 

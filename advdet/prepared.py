@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tqdm
 
+from advdet import paths
 from advdet.types import InputError
 
 _CACHE_FORMAT = 1
@@ -50,14 +51,14 @@ def cache_dir() -> pathlib.Path:
       $ADVDET_CACHE, else $XDG_CACHE_HOME/advdet, else ~/.cache/advdet.
     """
     if path := os.environ.get("ADVDET_CACHE"):
-        return pathlib.Path(path).expanduser()
+        return paths.given(path)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return pathlib.Path(base).expanduser() / "advdet"
+    return paths.given(base) / "advdet"
 
 
 def default_data_dir() -> pathlib.Path:
     """$TFDS_DATA_DIR, else ~/tensorflow_datasets."""
-    return pathlib.Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    return paths.given(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
 
 
 def found(data_dir: pathlib.Path) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from advdet import beside, indicators, naturals, probes, records, starts
+from advdet.assess import unaware_scores
 from advdet.attacks import objectives
 from advdet.attacks.base import AttackResult
 from advdet.claimed_figures import Verdicts
@@ -60,6 +61,10 @@ def again(evidence: Evidence, seen: Verdicts, looks: Looks, reference: dict[str,
     alone = {-1: least, 0: least, 1: most}
     baseline, unpaired = _baseline(evidence)
     natural = _natural(evidence, seen)
+    unaware = unaware_scores(
+        victim, evidence.clean, arrays["target_class"], evidence.baseline and
+        evidence.baseline.arrays, run["seed"],
+    )  # fmt: skip
     defended_label = objective_of(run).defended_label
 
     def build(reading):
@@ -67,11 +72,13 @@ def again(evidence: Evidence, seen: Verdicts, looks: Looks, reference: dict[str,
         return records.build(
             run=run,
             thresholds=seen.thresholds if victim.thresholds else {},
+            clean_scores=victim.clean_scores,
             found=found,
             judged=records.Judged(
                 clean=seen.clean, adversarial=seen.adversarial, rounded=read(looks.rounded),
                 shown=read(shown), nearest=read(shown), squeezed=read(looks.squeezed),
                 noisy=read(noisy) if len(noisy.wanted) else None,
+                unaware=unaware,
             ),
             reference=reference,
             clean_images=np.asarray(evidence.clean.images),

@@ -27,6 +27,8 @@ class Judged(NamedTuple):
       nearest: of the nearest misses.
       noisy: of clean images with noise of the successes' L2, successes alone; None without any.
       squeezed: of clean images after a round trip through C&W's variables.
+      unaware: [M] scores by the first draw of what the same attack made of the bare classifier,
+        successes alone; None where the defence flags nothing or these images are not there.
     """
 
     clean: Judgement
@@ -36,6 +38,7 @@ class Judged(NamedTuple):
     nearest: Judgement
     noisy: Judgement | None
     squeezed: Judgement
+    unaware: np.ndarray | None
 
 
 class Checks(NamedTuple):
@@ -62,6 +65,7 @@ def build(
     *,
     run: dict[str, Any],
     thresholds: dict[str, float | None],
+    clean_scores: np.ndarray,
     found: AttackResult,
     judged: Judged,
     reference: dict[str, Any],
@@ -78,6 +82,7 @@ def build(
     Args:
       run: what was run.
       thresholds: of the judged defence, by operating point; empty where it flags nothing.
+      clean_scores: [M] of the clean images that these were set on.
       found: what the attack returned, [N].
       judged: what the judge says.
       reference: {accuracy, false_positive_rate, n} on many clean test images.
@@ -105,7 +110,11 @@ def build(
     )
     detection = figures.detection(judged.shown, judged.clean, reached, attacked, thresholds)
     signs = _indicators(run, thresholds, found, judged, attack, detector, checks)
-    signs |= _signs_of_figures(run, reference, judged, attack, detection)
+    signs |= _signs_of_figures(run, reference, judged, attack)
+    signs |= {
+        "coarse_score": indicators.coarse_score(clean_scores, threshold, run["operating_point"]),
+        "few_clean_images": indicators.few_clean_images(clean_scores),
+    }
     interval = metrics.wilson(success[attacked].sum(), int(attacked.sum()))
     tpr, fpr = detection["true_positive_rate"], reference["false_positive_rate"]
     drawn = sets(reached) if kind == "set" else None
@@ -136,7 +145,7 @@ def build(
         },
         "correction": correction,
         "sets": drawn,
-        "verdict": indicators.verdict(interval, signs, drawn),
+        "verdict": indicators.verdict(interval, signs, drawn, by_values=indicators.by_values(run)),
         "intervals": {
             "success_rate": interval,
             "mean_l2": metrics.mean_interval(distance[attacked & succeeded]),
@@ -160,9 +169,9 @@ def _asks_for_more(settings: dict[str, Any], minimal: bool) -> bool:
     return bool(settings["detector_margin"] or quantile)
 
 
-def _signs_of_figures(run, reference, judged, attack, detection) -> dict[str, Any]:
+def _signs_of_figures(run, reference, judged, attack) -> dict[str, Any]:
     """Signs that a person would see in the record's figures."""
-    knowledge, (count, classes) = run["threat_model"], judged.clean.logits.shape
+    knowledge, classes = run["threat_model"], judged.clean.logits.shape[1]
     fooled, own = attack["success_rate"]["misclassified"], attack["own_success_rate"]
     return {
         "classifier_at_chance": indicators.classifier_at_chance(
@@ -172,7 +181,7 @@ def _signs_of_figures(run, reference, judged, attack, detection) -> dict[str, An
             knowledge == "limited_knowledge", fooled, own
         ),
         "score_reversed": indicators.score_reversed(
-            knowledge == "zero_knowledge", detection["auc"], detection["n"], count
+            judged.clean.take(judged.clean.wanted).scores[0], judged.unaware
         ),
     }
 

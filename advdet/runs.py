@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from advdet import cells, indicators, naturals, probes, results, settings, starts
+from advdet import cells, indicators, inputs, naturals, probes, results, settings, starts
 from advdet.assess import assess
 from advdet.attacks import presets
 from advdet.attacks.base import AttackResult
@@ -159,6 +159,10 @@ def judge_and_enter(step: Step, name, part, path, found, seconds, ran, more, ext
         failed, targeted=plan.targeted, confidence=plan.confidence,
         detector_margin=plan.detector_margin,
     )  # fmt: skip
+    before, after = case.scores_before, None
+    if before is not None:
+        after = inputs.some_scores(case.victim.defense, case.splits)
+    more |= {"score_drifts": indicators.score_drifts(before, after)}
     record, arrays = assess(
         run=part, victim=case.victim, clean=done.clean, test=case.splits.test, goal=step.goal,
         targeted=plan.targeted, found=found, reference=case.reference, baseline=baseline,

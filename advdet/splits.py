@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from advdet import copies
+from advdet import copies, paths
 from advdet.box import in_box
 from advdet.types import Batch, InputError
 
@@ -301,7 +301,7 @@ def _pair(what: str, arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
             raise InputError(f"{what} must be (images, labels), or the path of an .npz file")
         return tuple(arrays)
     try:
-        with np.load(arrays, allow_pickle=False) as stored:
+        with np.load(paths.given(arrays), allow_pickle=False) as stored:
             for names in ((f"x_{what}", f"y_{what}"), ("x", "y")):
                 if set(names) <= set(stored.files):
                     return stored[names[0]], stored[names[1]]

@@ -72,10 +72,11 @@ class TorchFunction:
     def to_tensor(self, images: np.ndarray):
         """Images [N, H, W, C] in [0, 1] as the function wants them."""
         torch = imported()
-        return self._prepared(torch, torch.from_numpy(np.array(images, np.float32)))
+        return self._prepared(torch, torch.from_numpy(np.array(images, np.float32)), None)
 
-    def _prepared(self, torch, images):
-        images = images.to(self.device).clone()  # modules may write into what they are given
+    def _prepared(self, torch, images, function):
+        # Modules may write into what they are given.
+        images = images.to(self.device, _dtype(torch, function), copy=True)
         if self.mean is not None or self.std is not None:
             like = dict(dtype=images.dtype, device=self.device)
             images = images - torch.as_tensor(0.0 if self.mean is None else self.mean, **like)
@@ -88,18 +89,19 @@ class TorchFunction:
         given = {} if self.function is None else {"fitted": fitted}
         ask = lambda x: _answers(torch, function, self.what, x, given)
         if not self.random:
-            return ask(self._prepared(torch, images))
+            return ask(self._prepared(torch, images, function))
         devices = [] if self.device == "cpu" else [self.device]
         answers = []
         with torch.random.fork_rng(devices):
             for image, seed in zip(images, seeds):  # alone: torch's draws go by place in a batch
                 torch.manual_seed(int(seed))
-                answers.append(ask(self._prepared(torch, image[None])))
+                answers.append(ask(self._prepared(torch, image[None], function)))
         return torch.cat(answers)
 
     def _trial(self, torch, function, shape) -> int:
         """The width of a row, by one empty image: what is wrong is said before anything is run."""
-        empty = torch.zeros((1, *shape), requires_grad=self.differentiable)
+        like = dict(dtype=torch.float32, requires_grad=self.differentiable)
+        empty = torch.zeros((1, *shape), **like)
         try:
             with torch.enable_grad(), _exact(torch):
                 found = function(empty, np.zeros(1, np.uint32))
@@ -121,6 +123,8 @@ class TorchFunction:
         if self.width == 0 and found_shape in ((1,), (1, 1)):
             return 0
         wanted = "[1, K]" if self.width is None else "[1]"
+        if self.width == 0 and found_shape == (1, 2):
+            wanted += " (of two logits z, z[:, 1] - z[:, 0] is a score)"
         raise InputError(
             f"{self.what} gives a tensor of shape {found_shape} for 1 image; wanted {wanted}"
         )
@@ -239,10 +243,35 @@ def _exact(torch):
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
+def _dtype(torch, function):
+    """The type that a function computes in: a module's own, else torch's default."""
+    weights = function.parameters() if isinstance(function, torch.nn.Module) else ()
+    kinds = (weight.dtype for weight in weights if weight.is_floating_point())
+    return next(kinds, torch.get_default_dtype())
+
+
 def frozen(module):
-    """A module's copy in evaluation mode, whose weights ask for no gradient."""
-    module = copy.deepcopy(module).eval()
-    return module.requires_grad_(False)
+    """A module's copy in evaluation mode, whose weights ask for no gradient.
+
+    Raises:
+      InputError: it cannot be copied.
+    """
+    # Weights that are computed (torch.nn.utils.weight_norm, spectral_norm) belong to a graph, which
+    # deepcopy refuses; they are computed again at the first call.
+    computed = {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, imported().Tensor) and not value.is_leaf
+    }
+    try:
+        module = copy.deepcopy(module, computed)
+    except Exception as error:  # modules may hold locks, files, and what else there is
+        raise InputError(
+            f"the torch module cannot be copied ({functions.first_line(error)}): give a function "
+            "that calls it, after .eval()"
+        ) from error
+    return module.eval().requires_grad_(False)
 
 
 def refuse_training(torch, function: Callable, what: str) -> None:

@@ -26,6 +26,7 @@ from advdet import (
     claimed_signs,
     claimed_verdicts,
     fresh_draws,
+    paths,
     recompute,
     results,
 )
@@ -60,7 +61,7 @@ def verify(
     Raises:
       InputError: there is no such file, or it is not a record.
     """
-    path = Path(path)
+    path = paths.given(path)
     record = read_record(path)
     if record["schema"] != results.SCHEMA:
         why = f"its schema is {record['schema']}, this version reads {results.SCHEMA}"

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from absl import app, flags
 
+from experiments import path_flags
+
 # glibc gives arrays of over 128 KiB back to the system after each operation and takes them again
 # for the next; on CPU that is up to half of the time of a small network. Threads with arenas of
 # their own do so whatever the thresholds say (an arena's heaps end at 64 MiB), hence one arena.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _GLIBC_KEEP_BYTES, _GLIBC_GROW_BYTES = 2**30, 2**28
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 def configure_process() -> None:
@@ -28,6 +32,7 @@ def configure_process() -> None:
     compiled programs cached on disk, patience for CPU collectives on a loaded machine.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras itself would look for TensorFlow
     timeout_flag = "xla_cpu_collective_call_terminate_timeout_seconds"
     if timeout_flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{timeout_flag}=600".strip()
@@ -57,6 +62,16 @@ def configure_process() -> None:
         jax.config.update("jax_num_cpu_devices", num_cores)
     jax.config.update("jax_compilation_cache_dir", str(datasets.cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    # Records are the same whatever the environment says of these.
+    jax.config.update("jax_enable_x64", False)
+    for checked in ("jax_debug_nans", "jax_debug_infs"):  # infinity is an ordinary distance here
+        jax.config.update(checked, False)
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # a bare assertion where cuda is not there
+        wanted, why = os.environ.get("JAX_PLATFORMS"), " ".join(str(error).split())
+        hint = f"; JAX_PLATFORMS={wanted} asks for one: unset it, or install it" if wanted else ""
+        _refuse(f"JAX finds no device{f' ({why})' if why else ''}{hint}")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -94,11 +109,25 @@ def run(main: Callable[..., int | None], words: int = 0) -> None:
                 return main(*argv[1:])
             except InputError as error:
                 _refuse(str(error))
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                _refuse(
+                    f"{error.filename or 'a file'} cannot be written ({error.strerror}); what was "
+                    "kept before is there: make room, and go on with --resume"
+                )
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
             sys.exit(130)
 
-    app.run(guarded, flags_parser=parse)
+    try:
+        try:
+            app.run(guarded, flags_parser=parse)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _refuse(message: str) -> None:
@@ -139,7 +168,7 @@ DATA_SOURCE = flags.DEFINE_enum(
     "Where images come from. auto: prepared data, else download, else (MNIST only, and loudly) the "
     "embedded mnist_5k. tfds: prepared data or an error. embedded: mnist_5k.",
 )
-DATA_DIR = flags.DEFINE_string(
+DATA_DIR = path_flags.define(
     "data_dir",
     None,
     "Folder of TensorFlow Datasets' prepared sets (default: $TFDS_DATA_DIR, else "

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from experiments import common, subject
+from experiments import common, path_flags, subject
 
 flags.adopt_module_key_flags(subject)
 flags.mark_flag_as_required("defense")
@@ -102,7 +102,7 @@ TRAIN_ATTACK = flags.DEFINE_string(
     None,
     "The attack that makes the adversarial images a detector learns from, where it needs some.",
 )
-RESULTS_DIR = flags.DEFINE_string(
+RESULTS_DIR = path_flags.define(
     "results_dir", "results", "Folder of all records; a finished one is printed, not run again."
 )
 RESUME = flags.DEFINE_bool(

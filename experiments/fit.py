@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common, evaluation
+from experiments import common, evaluation, path_flags
 
 flags.adopt_module_key_flags(common)
 flags.declare_key_flag("defense")
@@ -18,7 +18,7 @@ flags.declare_key_flag("train_attack")
 HALF = flags.DEFINE_enum(
     "half", "full", ["full", "defender", "attacker"], "Whose training images it learns from."
 )
-OUT = flags.DEFINE_string("out", None, "Folder for the npz and its manifest.", required=True)
+OUT = path_flags.define("out", None, "Folder for the npz and its manifest.", required=True)
 
 
 def main() -> None:

@@ -16,16 +16,14 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common, evaluation, subject
+from experiments import common, evaluation, path_flags, subject
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(subject)
 flags.declare_key_flag("train_attack")
-_ADVERSARIAL = flags.DEFINE_string(
-    "adversarial", None, "npz of the images to judge.", required=True
-)
-_CLEAN = flags.DEFINE_string("clean", None, "npz of the clean images, row by row.")
-_OUT = flags.DEFINE_string("out", None, "Write the verdicts on each image here: NAME.npz or .json.")
+_ADVERSARIAL = path_flags.define("adversarial", None, "npz of the images to judge.", required=True)
+_CLEAN = path_flags.define("clean", None, "npz of the clean images, row by row.")
+_OUT = path_flags.define("out", None, "Write the verdicts on each image here: NAME.npz or .json.")
 _WORDS = {"native": "native", "0.01": "1 %", "0.05": "5 %", "0.5": "50 %"}
 
 

@@ -8,12 +8,10 @@ a set that is there already is left alone.
 
 import pathlib
 
-from absl import flags
-
 from advdet import originals, prepared
-from experiments import common
+from experiments import common, path_flags
 
-_FROM_DIR = flags.DEFINE_string(
+_FROM_DIR = path_flags.define(
     "from_dir",
     None,
     "Folder with the original files: the four idx .gz of MNIST; of CIFAR-10 its python or binary "
@@ -25,8 +23,8 @@ def main() -> None:
     """Prepares the set that the flags name and says where it lies."""
     name = common.DATASET.value
     given = common.DATA_DIR.value
-    data_dir = pathlib.Path(given).expanduser() if given else prepared.default_data_dir()
-    from_dir = pathlib.Path(_FROM_DIR.value).expanduser() if _FROM_DIR.value else None
+    data_dir = pathlib.Path(given) if given else prepared.default_data_dir()
+    from_dir = pathlib.Path(_FROM_DIR.value) if _FROM_DIR.value else None
     if name in originals.NAMES and (folder := prepared.locate(name, data_dir)):
         print(f"{name} is prepared already: {folder}")
         return

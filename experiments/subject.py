@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from experiments import common
+from experiments import common, path_flags
 
 DEFENSE = flags.DEFINE_string(
     "defense",
@@ -13,7 +13,7 @@ DEFENSE = flags.DEFINE_string(
     "ten in turn), or package.module:name for one of your own, a class or a detector that is made. "
     "Hyperparameters follow a colon: dropout:num_samples=50,tau=0.02.",
 )
-CLASSIFIER = flags.DEFINE_string(
+CLASSIFIER = path_flags.define(
     "classifier",
     None,
     "package.module:name of an advdet.Classifier of your own to defend, or the .npz that "

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common
+from experiments import common, path_flags
 
-_RESULTS_DIR = flags.DEFINE_string("results_dir", "results", "Folder of the records to show.")
+_RESULTS_DIR = path_flags.define("results_dir", "results", "Folder of the records to show.")
 _REFERENCE = flags.DEFINE_bool(
     "reference", False, "Show the records that ship with the code instead."
 )
-_MARKDOWN = flags.DEFINE_string("markdown", None, "Write the table to this file, too.")
-_COPY_REFERENCE = flags.DEFINE_string(
+_MARKDOWN = path_flags.define("markdown", None, "Write the table to this file, too.")
+_COPY_REFERENCE = path_flags.define(
     "copy_reference",
     None,
     "Copy the JSON of all records shown, and the images of the headlines, to this folder.",

@@ -13,7 +13,7 @@ import shutil
 
 from absl import flags
 
-from experiments import common
+from experiments import common, path_flags
 
 _HALF = flags.DEFINE_enum(
     "half",
@@ -29,7 +29,7 @@ _EPOCHS = flags.DEFINE_integer(
     "epochs", None, "Passes over the training images, in place of the schedule's.", lower_bound=1
 )
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with a training that was stopped.")
-_OUT = flags.DEFINE_string(
+_OUT = path_flags.define(
     "out", None, "The .npz to write (default: where the experiments look for it in the cache)."
 )
 

@@ -80,23 +80,23 @@ def _number(value) -> str:
 
 def main(where: str | None = None) -> int:
     """Verifies a folder or a file; see `claims.status` for what comes back."""
-    from advdet import claims, fresh_draws, verify
+    from advdet import claims, fresh_draws, paths, verify
     from advdet.types import InputError
 
     if where is None:
         raise InputError("name a folder of results, or one record: experiments.verify results")
     given, seed = _given(), _seed()
-    paths, kept, made = records_in(Path(where)), {}, []
-    for number, path in enumerate(paths, 1):
-        print(f"{number} of {len(paths)}", file=sys.stderr)
+    records, kept, made = records_in(paths.given(where)), {}, []
+    for number, path in enumerate(records, 1):
+        print(f"{number} of {len(records)}", file=sys.stderr)
         found = verify.verify(
             path, data_dir=common.DATA_DIR.value, kept=kept, seed=seed,
-            level=fresh_draws.LEVEL / len(paths), **given,
+            level=fresh_draws.LEVEL / len(records), **given,
         )  # fmt: skip
         made += found
         _print(path, found)
-    if len(paths) > 1:
-        print(f"{len(paths)} records: {_said(made)}")
+    if len(records) > 1:
+        print(f"{len(records)} records: {_said(made)}")
     print(f"seed of fresh draws: {seed}")
     print(_core(made))
     return claims.status(made)

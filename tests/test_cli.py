@@ -1,6 +1,7 @@
 """The command line as a user meets it: bad input, help, finished records."""
 
 import pathlib
+import re
 import time
 
 import pytest
@@ -172,3 +173,59 @@ def test_help_teaches_and_lists_the_flags(cli):
         "found out at 0.05", "Distances of different regimes cannot be compared",
     ):  # fmt: skip
         assert part in text
+
+
+# ---- odd environments
+
+
+@pytest.mark.parametrize("platform", ["cuda", "nonsense"])
+def test_a_device_that_is_not_there_is_one_line(cli, tmp_path, monkeypatch, platform):
+    monkeypatch.setenv("JAX_PLATFORMS", platform)  # which JAX reads when it is imported
+    process = cli.popen(*_ONE, f"--results_dir={tmp_path}")
+    (line,) = process.communicate()[1].splitlines()
+    assert process.returncode == 2 and not files_in(tmp_path)
+    assert line.startswith("error: JAX finds no device")
+    assert f"JAX_PLATFORMS={platform}" in line and "unset it" in line
+
+
+def test_debugging_switches_of_jax_change_no_record(cli, tmp_path):
+    records = {}
+    for switch in ("JAX_LOG_COMPILES", "JAX_ENABLE_X64", "JAX_DEBUG_NANS", "JAX_DEBUG_INFS"):
+        folder = tmp_path / switch
+        value = "0" if switch == "JAX_LOG_COMPILES" else "1"
+        ran = cli(*_ONE, f"--results_dir={folder}", env={switch: value})
+        assert ran.status == 0, ran.err
+        records[switch] = {name: data for name, data in files_in(folder).items()
+                           if name.endswith(".npz")}  # fmt: skip
+    assert len(set(map(str, records.values()))) == 1 and all(records.values())
+
+
+def test_help_may_be_cut_short(cli):
+    command = cli.popen("--help", stderr=-1)
+    command.stdout.close()  # as `| head` does once it has seen enough
+    assert command.stderr.read() == ""
+    command.wait()
+
+
+def test_a_tilde_that_no_shell_replaced_is_home(cli, tmp_path):
+    ran = cli(*_ONE, "--results_dir=~/out", env={"HOME": str(tmp_path)})
+    assert ran.status == 0, ran.err
+    assert any(name.startswith("out/mnist_5k") for name in files_in(tmp_path))
+    assert not pathlib.Path("~").exists()
+    for module, words in (
+        ("verify", ["~/out"]), ("table", ["--results_dir=~/out"]),
+        ("judge", ["--defense=none", "--dataset=mnist_5k", "--adversarial=~/none.npz"]),
+    ):  # fmt: skip
+        ran = cli(*words, module=module, env={"HOME": str(tmp_path)})
+        assert "no file or folder" not in ran.err, (module, ran)
+        assert ran.status == (2 if module == "judge" else 0), (module, ran.err)
+    nobody = cli(*_ONE, "--results_dir=~no_such_user/out")
+    assert nobody.status == 2 and "give the whole path" in nobody.err
+
+
+def test_every_flag_of_a_path_knows_home():
+    for file in pathlib.Path(__file__).parents[1].glob("experiments/*.py"):
+        for made in re.findall(r"flags\.DEFINE_string\((.*?)\n\)", file.read_text(), re.S):
+            assert not re.search(r"\b([Ff]older of|[Ff]older for|[Ff]older with|npz of)\b", made), (
+                f"{file.name}: a path belongs in path_flags.define: {made}"
+            )

@@ -26,7 +26,7 @@ from advdet.types import Batch, FitData, InputError
         (range(100), 0.5, 49.0),
         (range(99), 0.05, 94.0),  # 4 of 99; 5 would be more than 5 %
         ([3, 1, 2], 0.01, 3.0),  # none may exceed
-        ([0, 0, 0, 0, 1, 1, 1, 1, 1, 1], 0.5, 1.0),  # a tie is on the safe side
+        ([0, 0, 0, 0, 1, 1, 1, 1, 1, 2], 0.5, 1.0),  # a tie is on the safe side
         ([0, 0, 0, 0, 0, 0, 1, 1, 1, 1], 0.5, 0.0),
         ([7, 7, 7, 7], 0.5, 7.0),
         ([-2.5], 0.5, -2.5),

@@ -143,7 +143,8 @@ def test_functions_that_cannot_be_used_are_refused_in_words(call, message):
 @pytest.mark.parametrize(
     "score, message",
     [
-        (lambda x: x.sum((1, 2)), r"shape \(1, 1\) for 1 images; wanted \[1\]"),
+        (lambda x: x.sum(1)[:, :3, 0], r"shape \(1, 3\) for 1 images; wanted \[1\]"),
+        (lambda x: x.sum(1)[:, :2, 0], r"z\[:, 1\] - z\[:, 0\] is a score"),
         (lambda x: np.sum(np.asarray(x), axis=(1, 2, 3)), "no JAX function .*numpy_score"),
         (lambda x: brightness(x) if x.max() > 0 else 0, "no JAX function"),
     ],
@@ -374,3 +375,15 @@ def test_fits_for_foreign_classifiers_are_kept_apart(data, tmp_path, monkeypatch
     for half in ("full", "full", "attacker"):
         victims.defend(detector, own_data.jax_classifier(half), data, progress=False)
     assert len(made) == len(set(made)) == 2  # the second was read, the third is another's
+
+
+def test_a_score_may_be_a_column():
+    column = lambda x: x.mean((1, 2, 3))[:, None]
+    in_numpy = bridges.numpy_score(column, gradient=column, name="in_numpy")
+    plain, *columns = (
+        score_images(jax.random.key(0), toys.guarded(toys.network(), from_function(score)), IMAGES,
+                     BATCH.ids)
+        for score in (brightness, column, in_numpy)
+    )  # fmt: skip
+    for found in columns:
+        np.testing.assert_allclose(found, plain, rtol=1e-6)

@@ -8,6 +8,7 @@ from advdet import indicators, metrics, naturals, probes, records, reruns, sets,
 from advdet.assess import with_noise
 from advdet.attacks.base import AttackResult
 from advdet.attacks.objectives import Generic
+from advdet.defenses import threshold_at
 from advdet.judge import judge
 from advdet.types import Batch
 
@@ -178,7 +179,7 @@ def test_the_verdict_heeds_flags_that_invalidate_and_no_others(interval, flags, 
     signs |= {name: indicators.entry(name, 1.0, True) for name in flags}
     assert indicators.verdict(interval, signs) == said
     record = {"indicators": signs, "intervals": {"success_rate": interval}, "verdict": "?",
-              "sets": None}  # fmt: skip
+              "sets": None, "run": {"attack": "ddn"}}  # fmt: skip
     changed = indicators.amended(record, "one_step", indicators.entry("one_step", 1.0, True))
     assert changed["verdict"] == "evaluation invalid" and record["verdict"] == "?"
 
@@ -223,11 +224,71 @@ def test_an_attack_that_does_not_fool_the_victim_s_classifier_warns():
 
 
 def test_a_score_that_falls_under_unaware_attacks_warns():
-    assert indicators.score_reversed(True, 0.16, 40, 100)["raised"]
-    assert not indicators.score_reversed(True, 0.45, 40, 100)["raised"]  # may be chance
-    assert not indicators.score_reversed(True, 0.9, 40, 100)["raised"]
-    for unaware, area in ((False, 0.1), (True, None)):
-        assert indicators.score_reversed(unaware, area, 40, 100)["value"] is None
+    clean = np.arange(100.0)
+    sign = indicators.score_reversed(clean, clean[:40] - 60)
+    assert sign["raised"] and sign["value"] < 0.1 and "higher" in sign["advice"]
+    for found in (clean[25:65], clean[60:]):  # the first may be chance
+        assert not indicators.score_reversed(clean, found)["raised"]
+    for found in (None, clean[:3]):
+        assert indicators.score_reversed(clean, found)["value"] is None
+
+
+def test_what_no_gradient_was_asked_of_has_a_verdict_of_its_own():
+    best = lambda *names: {"attack": "best", "settings": {"attack": dict.fromkeys(names)}}
+    for run, said in (
+        ({"attack": "square"}, True), ({"attack": "pgd"}, False), ({"attack": "ddn"}, False),
+        (best("square"), True), (best("square", "pgd"), False),
+    ):  # fmt: skip
+        assert indicators.by_values(run) == said, run
+        withstood = indicators.verdict([0.1, 0.3], {}, by_values=indicators.by_values(run))
+        assert withstood == (indicators.NOT_BY_VALUES if said else indicators.NOT_BROKEN)
+        assert indicators.verdict([0.9, 1.0], {}, by_values=said) == indicators.BROKEN
+    invalid = {"one_step": indicators.entry("one_step", 1.0, True)}
+    assert indicators.verdict([0.1, 0.3], invalid, by_values=True) == indicators.INVALID
+
+
+@pytest.mark.parametrize(
+    ("values", "point", "raised", "flagged"),
+    [
+        (np.arange(1000), "0.05", False, 0.05),
+        (np.arange(1000) // 3, "0.05", False, 0.049),  # a few ties do no harm
+        (np.arange(10), "0.01", False, 0.0),  # few images are another sign's business
+        (np.arange(1000) >= 890, "0.05", True, 0.11),  # yes or no: 11 % say yes
+        (np.arange(1000) >= 995, "0.05", True, 0.005),
+        (np.digitize(np.arange(1000), (700, 980)), "0.05", True, 0.02),  # three values
+        (np.arange(1000) >= 995, "native", False, None),
+    ],
+)
+def test_a_score_of_few_values_is_told_with_the_rate_that_it_reaches(
+    values, point, raised, flagged
+):
+    scores = np.random.RandomState(0).permutation(values).astype(np.float32)
+    threshold = 0.5 if point == "native" else threshold_at(scores, float(point))
+    sign = indicators.coarse_score(scores, threshold, point)
+    assert sign["raised"] == raised and not sign["invalidates"]
+    assert sign["value"] == (None if flagged is None else pytest.approx(flagged, abs=1e-6))
+    if raised:
+        assert f"flags {100 * flagged:g} %" in sign["advice"]
+
+
+def test_something_can_be_flagged_at_every_threshold_unless_all_scores_are_one():
+    for share in (0.004, 0.011, 0.06, 0.3, 0.8):
+        scores = np.float32(np.arange(1000) < 1000 * share)
+        for rate in (0.01, 0.05, 0.5):
+            assert threshold_at(scores, rate) == 0.0
+    assert threshold_at(np.ones(50), 0.05) == 1.0
+    assert threshold_at(np.arange(10), 0.01) == 9.0
+
+
+def test_few_clean_images_and_a_score_that_drifts_are_told():
+    assert indicators.few_clean_images(np.zeros(99))["raised"]
+    assert not indicators.few_clean_images(np.zeros(100))["raised"]
+    assert indicators.few_clean_images(np.zeros(0))["value"] is None
+    scores = np.linspace(3.0, 4.0, 50)
+    sign = indicators.score_drifts(scores, np.where(np.arange(50) < 5, 1.01, 1.0) * scores)
+    assert (sign["value"], sign["raised"], sign["invalidates"]) == (0.1, True, True)
+    assert not indicators.score_drifts(scores, scores * (1 + 1e-6))["raised"]
+    assert indicators.score_drifts(None, None)["reason"]
 
 
 # ---- what is looked at

@@ -55,6 +55,10 @@ _FAULTS = {
     "classifier in waves": (
         dict(classifier=toys.changed(_NET, "waves")), {"wrong_gradient"}, "evaluation invalid"
     ),
+    "score with its sign turned": (dict(detector=toys.Certainty()), {"score_reversed"}, None),
+    "decisions in place of a score": (
+        dict(detector=toys.Dark(), attack="square"), {"coarse_score"}, None
+    ),
     "score that is no number": (
         dict(detector=toys.SometimesNaN()), {"score_not_a_number"}, None
     ),
@@ -83,7 +87,7 @@ def test_a_planted_fault_raises_its_flag(fault):
 
 def test_a_hard_decision_with_its_gradient_given_back_is_broken():
     record = evaluate(toys.Mark(), steps=100, **_MARKED).records["ddn"]
-    assert raised(record) == set() and record["verdict"] == "broken"
+    assert raised(record) == {"coarse_score"} and record["verdict"] == "broken"
 
 
 @pytree
@@ -111,6 +115,34 @@ class Elsewhere(DDN):
 
     def init(self, key, image_id, image, target, start, free):
         return super().init(key, image_id, image, (target + 1) % 10, start, free)
+
+
+def test_a_score_that_drifts_over_its_calls_is_told():
+    calls = []
+
+    def drifting(images):  # too slowly for two calls to show
+        calls.append(len(images))
+        return images.mean((1, 2, 3)) * (1.0 + 1e-5 * len(calls))
+
+    score = advdet.bridges.numpy_score(drifting, gradient=lambda x: x.mean((1, 2, 3)))
+    detector = advdet.Detector.from_function(score, name="drifting")
+    record = evaluate(detector, steps=200).records["ddn"]
+    assert "score_drifts" in raised(record) and record["verdict"] == "evaluation invalid"
+    assert "keeps state" in record["indicators"]["score_drifts"]["advice"]
+
+
+def test_thresholds_of_ten_clean_images_are_told_in_the_record():
+    data = toys.splits(_NET)
+    few = dataclasses.replace(data, threshold=data.threshold.take(slice(10)))
+    record = evaluate(toys.Ink(), data=few).records["ddn"]
+    sign = record["indicators"]["few_clean_images"]
+    assert sign["raised"] and sign["value"] == 10
+
+
+def test_attacks_by_values_alone_have_a_verdict_of_their_own():
+    given = dict(attack="square", targets="untargeted", epsilon=0.01)
+    record = evaluate(toys.Ink(), **given).records["square"]
+    assert record["verdict"] == "not broken by gradient-free attacks alone"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import toys
 
+import advdet
 from advdet import bridges, inputs, torch_bridge
 from advdet.attacks import DDN, CarliniWagner
 from advdet.attacks.objectives import Generic
@@ -302,3 +305,68 @@ def test_a_fit_gets_tensors_and_a_seed_of_its_own():
 def toys_batch():
     batch = Batch(IMAGES, np.arange(16, dtype=np.int32) % 10, np.arange(16, dtype=np.int32))
     return FitData(batch, batch)
+
+
+# ---- modules as people have them
+
+
+def _net(width: int = 10):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_modules_keep_the_type_that_they_compute_in(dtype):
+    try:
+        torch.set_default_dtype(getattr(torch, dtype))
+        net = _net()
+        classifier = bridges.torch_classifier(net)
+        images = np.random.RandomState(0).rand(5, 8, 8, 1).astype(np.float32)
+        logits, slopes = jax.value_and_grad(lambda x: classifier(x).logits[:, 0].sum())(
+            jnp.asarray(images)
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    weight = net[1].weight.detach().double().numpy()
+    bias = net[1].bias.detach().double().numpy()
+    expected = (images.reshape(5, -1) @ weight[0] + bias[0]).sum()
+    np.testing.assert_allclose(logits, expected, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(slopes).reshape(5, -1), np.tile(weight[0], (5, 1)), 1e-5)
+    assert slopes.dtype == logits.dtype == jnp.float32
+
+
+def _weight_norm(layer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather have the new one
+        return torch.nn.utils.weight_norm(layer)
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm", "new weight_norm"])
+def test_modules_with_computed_weights_are_taken(norm):
+    normed = {
+        "weight_norm": _weight_norm, "spectral_norm": torch.nn.utils.spectral_norm,
+        "new weight_norm": torch.nn.utils.parametrizations.weight_norm,
+    }[norm]  # fmt: skip
+    net = _net()
+    normed(net[1])
+    net(torch.zeros(1, 1, 8, 8))  # as after training
+    images = np.random.RandomState(0).rand(5, 8, 8, 1).astype(np.float32)
+    net.eval()
+    expected = net(torch.from_numpy(images.transpose(0, 3, 1, 2))).detach().numpy()
+    found = bridges.torch_classifier(net)(images).logits
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_that_cannot_be_copied_is_refused_in_words():
+    net = _net()
+    net.lock = threading.Lock()
+    with pytest.raises(InputError, match="cannot be copied .*: give a function that calls it"):
+        bridges.torch_classifier(net)
+
+
+def test_two_logits_are_no_score():
+    data = toys.splits(toys.network())
+    with pytest.raises(InputError, match=r"z\[:, 1\] - z\[:, 0\] is a score"):
+        advdet.evaluate(
+            bridges.torch_detector(_net(2)), classifier=toys.network(), data=data, num_images=4
+        )

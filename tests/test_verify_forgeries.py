@@ -193,14 +193,14 @@ def test_what_an_older_version_did_not_write_is_told_field_by_field(
 
     def older(record):
         del record["attack"]["median_l2"], record["counts"]["succeeded"], record["paper"]
-        del record["indicators"]["score_reversed"], record["controls"], record["detection"]["auc"]
+        del record["indicators"]["coarse_score"], record["controls"], record["detection"]["auc"]
         del record["attack"]["baseline_median_l2"], record["intervals"]["mean_l2"]
         del record["clean"]["thresholds"]["0.01"]
 
     found = check(relabelled(stored("score"), tmp_path, older))
     lacking = {c.name for c in found if claims.LACKING in c.note and c.verdict == claims.UNDECIDED}
     assert lacking == {
-        "attack.median_l2", "counts.succeeded", "paper", "indicators.score_reversed", "controls",
+        "attack.median_l2", "counts.succeeded", "paper", "indicators.coarse_score", "controls",
         "detection.auc", "attack.baseline_median_l2", "intervals.mean_l2", "clean.thresholds.0.01",
     }  # fmt: skip
     assert not of(found, claims.REFUTED) and claims.status(found) == 3

@@ -116,6 +116,27 @@ class Ink(Detector):
 
 
 @dataclasses.dataclass(frozen=True)
+class Certainty(Detector):
+    """The wrong way round: attacked images are the uncertain ones."""
+
+    def score(self, key, fitted, classifier, images):
+        del key, fitted
+        best = jax.lax.top_k(classifier(images).logits, 2)[0]
+        return best[:, 0] - best[:, 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dark(Ink):
+    """Decides instead of scoring: a ninth of clean images are flagged."""
+
+    differentiable: ClassVar[bool] = False
+
+    def score(self, key, fitted, classifier, images):
+        found = super().score(key, fitted, classifier, images)
+        return (found > 0.545).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
 class Mark(Detector):
     """Reads the label from the first pixels too, and suspects images whose classes differ.
 

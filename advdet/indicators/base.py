@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from advdet import metrics
+from advdet.attacks import presets
 
 MINIMAL_DISTANCE = ("carlini_wagner", "ddn")  # of others, distances say little
 INVALIDATING = (
     "zero_gradient", "wrong_gradient", "noise_success_rate", "one_step", "classifier_goal_missed",
     "natural_image_missed", "probabilities", "silent_success", "classifier_at_chance",
+    "score_drifts",
 )  # fmt: skip
 ADVICE = {
     "zero_gradient": "Attack a differentiable stand-in for what kills the gradient (rounding, a "
@@ -39,6 +41,13 @@ ADVICE = {
     "lost_to_8bit": "Images do not survive rounding to a file; ask for some confidence.",
     "nearer_attack": "Another attack is nearer: read the distance of `best`, or raise the steps.",
     "nearer_again": "The search has not settled: raise steps, or take the preset thorough.",
+    "score_drifts": "The score of the same image changed while the attack ran, so that thresholds "
+    "and verdicts are of different detectors: it keeps state (a running mean, a cache, a module in "
+    "training mode) or draws random numbers of its own; take that out, or ask for a `key`.",
+    "coarse_score": "The score takes few values, so that no threshold flags the share of clean "
+    "images that its name says: give what the decision is made from (a logit, a distance).",
+    "few_clean_images": "Thresholds rest on few clean images: give a hundred or more (`clean` of "
+    "Splits.from_arrays), and more than a thousand for the one at 1 %.",
     "constant_score": "The detector gives every image the same score: look at its fit and inputs.",
 }
 TOLERATED = 0.02  # of images or of a distance: less is taken for chance
@@ -92,5 +101,13 @@ def exceeds(count: float, n: int, tolerated: float = TOLERATED) -> bool:
 
 def is_minimal(run: Mapping[str, Any]) -> bool:
     """Whether a record's attack, or one of those of `best`, looks for the nearest image."""
-    used = run["settings"]["attack"] if run["attack"] == "best" else (run["attack"],)
-    return any(name in MINIMAL_DISTANCE for name in used)
+    return any(name in MINIMAL_DISTANCE for name in _attacks(run))
+
+
+def by_values(run: Mapping[str, Any]) -> bool:
+    """Whether a record's attack, or each of those of `best`, follows no gradients."""
+    return all(name in presets.GRADIENT_FREE for name in _attacks(run))
+
+
+def _attacks(run: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(run["settings"]["attack"]) if run["attack"] == "best" else (run["attack"],)

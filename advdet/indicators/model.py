@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from advdet import logit_range
+from advdet import logit_range, metrics
 from advdet.indicators.base import FEWEST, entry, exceeds
 
+_FLOAT_ERROR = 1e-3  # of the spread of the answers
 _HARDLY_RIGHT = 0.55  # of two classes, of which chance gives half
 
 
@@ -41,21 +42,47 @@ def constant_score(scores: np.ndarray):
     return entry(name, spread, spread <= 1e-6 * float(np.abs(scores).max()))
 
 
-def score_reversed(unaware: bool, area: float | None, found: int, clean: int):
-    """The AUC, where the attacker did not know of the detector; raised where it is below a half.
+def score_reversed(clean: np.ndarray, unaware: np.ndarray | None):
+    """The AUC of images made without knowledge of the detector; raised where it is below a half.
 
     Args:
-      unaware: whether he did not.
-      area: the AUC; None where there is none.
-      found, clean: images on its two sides.
+      clean: [M] scores of clean images.
+      unaware: [L] scores of images that the attack on the bare classifier made; None where these
+        are not there. (An attacker who knows the detector lowers its score, whatever the sign.)
     """
     name = "score_reversed"
-    if not unaware:
-        return entry(name, None, reason="the attacker knows the detector, and lowers its score")
+    if unaware is None:
+        return entry(name, None, reason="no images by an attacker who is unaware of it were there")
+    area = metrics.auc_of_many(clean, unaware)
     if area is None:
         return entry(name, None, reason="there is no AUC")
-    error = np.sqrt((found + clean + 1) / (12 * found * clean))
-    return entry(name, area, area < 0.5 - 3 * error)
+    found, others = len(unaware), len(clean)
+    error = np.sqrt((found + others + 1) / (12 * found * others))
+    return entry(name, area, area < 0.5 - 3 * error, n=found)
+
+
+def score_drifts(before: np.ndarray | None, after: np.ndarray | None):
+    """Share of a few clean images whose score is another after the attack than before.
+
+    Args:
+      before, after: [M] with the same keys; None where nothing was asked.
+    """
+    name = "score_drifts"
+    if before is None or after is None:
+        return entry(name, None, reason="the defence flags nothing, or its code is advdet's own")
+    share = float(np.mean(~steady(before, after)))
+    return entry(name, share, share > 0)
+
+
+def steady(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Whether each of two answers, asked twice, is the same but for float error.
+
+    Args:
+      before, after: [N, ...] of finite numbers.
+    """
+    largest = float(np.abs(before).max())
+    room = _FLOAT_ERROR * max(float(np.std(before)), 1e-6 * largest, 1e-30)
+    return np.abs(np.asarray(after, np.float64) - before) <= room
 
 
 def score_not_a_number(scores: np.ndarray):
